@@ -51,14 +51,11 @@ def judged(differences: list[float], fresh: list[float], bar: float, way: str, r
     """Whether a way adopts an idea, and the pairs that it takes."""
     if way == LOWER:
         return differences[0] < 0, 1
-    for pairs in range(1, rule.most + 1):
-        step = rule.next(differences[:pairs], [], bar)
-        if step == "confirm":
-            is_adopted = way == PLAIN or rule.next(differences[:pairs], fresh, bar) == "adopted"
-            return is_adopted, pairs + CONFIRMATION * (way == RULE)
-        if step != "pair":
-            break
-    return False, pairs
+    step, pairs = rule.next(differences, [], bar)
+    if step != "confirm":
+        return False, pairs
+    is_adopted = way == PLAIN or rule.next(differences, fresh, bar).step == "adopted"
+    return is_adopted, pairs + CONFIRMATION * (way == RULE)
 
 
 def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, adaptive: bool = False) -> Outcome:

@@ -73,8 +73,8 @@ def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
 
 
 def siblings(out: Path) -> list[Path]:
-    """The folders of experiments in the same parent folder, without this one; of very many the first."""
-    folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[:MOST]
+    """The folders of experiments in the same parent folder, without this one; of very many the last."""
+    folders = sorted(path.parent for path in out.parent.glob(f"*/{PLAN}"))[-MOST:]
     return [folder for folder in folders if folder.resolve() != out.resolve()]
 
 

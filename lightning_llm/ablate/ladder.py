@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate.experiment import LOOKS, MOST_PAIRS, Experiment, experiment_of
-from lightning_llm.ablate.plan import digest
+from lightning_llm.ablate.plan import read_hashed, write_hashed
 from lightning_llm.accounting.dial import parse_size
-from lightning_llm.io.atomic import write_json
 from lightning_llm.io.schema import (
     BOOL,
     NUMBER,
@@ -31,7 +30,6 @@ from lightning_llm.io.schema import (
     validate,
     whole,
 )
-from lightning_llm.io.untrusted import read_json
 from lightning_llm.statistics.extrapolation import FEWEST_SIZES, MOST_BEYOND
 
 LADDER, SIZES, PROMISES = "ladder.json", "sizes", "promises"
@@ -171,9 +169,7 @@ def check_reach(ladder: Ladder, computes: Mapping[str, float]) -> None:
 
 def freeze_ladder(ladder: Ladder, computes: Mapping[str, float]) -> None:
     """Write what was asked for, with the FLOPs of a baseline's run at each size and at the target."""
-    content = {"asked": dict(ladder.asked), "computes": dict(computes)}
-    ladder.out.mkdir(parents=True, exist_ok=True)
-    write_json(ladder.out / LADDER, {**content, "hash": digest(content)})
+    write_hashed(ladder.out / LADDER, {"asked": dict(ladder.asked), "computes": dict(computes)})
 
 
 def read_ladder(out: Path) -> tuple[Ladder, dict[str, float]]:
@@ -182,7 +178,7 @@ def read_ladder(out: Path) -> tuple[Ladder, dict[str, float]]:
     Raises:
         ValueError: There is none, or it was changed.
     """
-    content = _hashed(out / LADDER, _FILE)
+    content = read_hashed(out / LADDER, _FILE, "ladder")
     ladder = ladder_of(content["asked"], out / LADDER, "ladder")
     return dataclasses.replace(ladder, asked={**ladder.asked, "out": str(out)}), content["computes"]
 
@@ -194,7 +190,7 @@ def promise_of(ladder: Ladder, size: str) -> dict[str, Any] | None:
         ValueError: It was changed.
     """
     path = ladder.out / PROMISES / f"{size}.json"
-    return _hashed(path, record(_PROMISE)) if path.exists() else None
+    return read_hashed(path, record(_PROMISE), "ladder") if path.exists() else None
 
 
 def promised_sizes(ladder: Ladder) -> list[str]:
@@ -206,18 +202,4 @@ def promised_sizes(ladder: Ladder) -> list[str]:
 def store_promise(ladder: Ladder, promise: Mapping[str, Any]) -> str:
     """Write a promise, which nothing rewrites; its hash."""
     path, found = ladder.out / PROMISES / f"{promise['size']}.json", promise_of(ladder, promise["size"])
-    if found is None:
-        path.parent.mkdir(exist_ok=True)
-        found = {**promise, "hash": digest(promise)}
-        write_json(path, found)
-    return str(found["hash"])
-
-
-def _hashed(path: Path, schema: Any) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{path.parent} holds no {path.name}: give the folder of a ladder of lightning-llm ablate run")
-    content: dict[str, Any] = read_json(path)
-    validate(content, schema, path)
-    if digest({key: value for key, value in content.items() if key != "hash"}) != content["hash"]:
-        raise ValueError(f"{path} was changed after the start: restore it, or begin a ladder in another folder")
-    return content
+    return write_hashed(path, promise) if found is None else str(found["hash"])

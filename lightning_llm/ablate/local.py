@@ -7,7 +7,7 @@ it changes their bits.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import SAVING_S, Child, last_line
 from lightning_llm.ablate.fork import environment_of_worker
+from lightning_llm.ablate.idea import idea_in_words
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.scheduler import Run, State
@@ -82,8 +83,15 @@ def bind(numbers: str) -> None:
         os.sched_setaffinity(0, {int(core) for core in numbers.split(",")})
 
 
-def run_workers(plan: Plan, places: Sequence[Mapping[str, str]]) -> None:
+def run_workers(
+    plan: Plan, places: Sequence[Mapping[str, str]], *, until: Callable[[Mapping[Run, Result]], bool] | None = None
+) -> None:
     """Start a worker in each place, and wait until they have ended. One that is killed is started again.
+
+    Args:
+        plan: Of the experiment.
+        places: As of :func:`slots`.
+        until: By the runs that have ended, whether to stop before.
 
     Raises:
         ValueError: One of them failed. The others are stopped.
@@ -96,7 +104,7 @@ def run_workers(plan: Plan, places: Sequence[Mapping[str, str]]) -> None:
                 is_running = [worker.is_running() for worker in workers]
                 results = results_of(plan, results)
                 display.show(results)
-                if not any(is_running):
+                if not any(is_running) or (until is not None and until(results)):
                     return
                 time.sleep(POLL_S)
     finally:
@@ -182,7 +190,12 @@ class Display:
 
 
 def run_in_words(plan: Plan, run: Run, results: Mapping[Run, Result], progress: str) -> str:
-    """Such as ``gelu seed 0  val_loss 2.9933 (baseline 2.8784, 1 of 4 pairs, about 3 min left)``."""
+    """Such as ``gelu seed 0  val_loss 2.9933 (baseline 2.8784, 1 of 4 pairs, about 3 min left)``.
+
+    Of an idea of a stream without its loss: ideas must not be chosen by the seeds that will judge them.
+    """
+    if plan.idea is not None:
+        return f"{run.name.replace(',', ' ')} seed {run.seed}  ended ({progress})"
     loss, base = results[run].loss, results.get(Run(BASELINE, run.seed))
     words = "diverged" if loss is None else f"{plan.experiment.metric} {loss:.4f}"
     is_pair = base is not None and base.loss is not None and plan.arm(run.name) != BASELINE and "," not in run.name
@@ -200,9 +213,9 @@ def progress_in_words(plan: Plan, state: State, left_s: float | None) -> str:
     """
     open_seeds = {run.seed for run in state.needed if run.name in (BASELINE, *plan.experiment.variants)}
     pairs = sum(seed not in open_seeds for seed in plan.experiment.seeds(state.look))
-    words = [f"{pairs} of {state.look} pairs"]
+    words = [f"{pairs} of {state.look} pairs" if plan.idea is None else idea_in_words(plan.idea, state)]
     if any("," in run.name for run in state.needed):
         words.append(f"{len(state.needed)} runs of tuned sides to go")
     if left_s is not None and state.needed:
-        words.append(f"about {shown_duration(left_s)} left")
+        words.append(f"{'about' if plan.idea is None else 'at most'} {shown_duration(left_s)} left")
     return ", ".join(words)

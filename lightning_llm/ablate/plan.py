@@ -24,6 +24,7 @@ import yaml
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import HELD, MOST_PAIRS, Experiment
+from lightning_llm.ablate.idea import IDEA, Idea, idea_of, state_of_idea
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
 from lightning_llm.ablate.tuning import Tune
@@ -34,6 +35,7 @@ from lightning_llm.io.schema import (
     POSITIVE,
     SHA256,
     TEXT,
+    Schema,
     by_name,
     check,
     list_of,
@@ -67,7 +69,8 @@ _FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": b
 _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), least=0)}
 _REPLAY = record({"difference": NUMBER, "source": TEXT})
 _REUSED = record({"runs": by_name(TEXT, least=0), "replay": maybe(_REPLAY), "variants": BOOL})
-_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256})
+_MAY_HAVE = {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256, "idea": IDEA}
+_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, _MAY_HAVE)
 _OF_VARIANTS = maybe(list_of(TEXT))
 _ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _OF_VARIANTS}), MOST_ADDED)})
 
@@ -146,8 +149,15 @@ class Plan:
         none: dict[str, Any] = {"runs": {}, "replay": None, "variants": False}
         return {**none, **self.content.get("reused", {})}
 
+    @property
+    def idea(self) -> Idea | None:
+        """What it says of an idea of a stream; ``None``: it is an ordinary experiment."""
+        return idea_of(self.content)
+
     def state(self, losses: Losses) -> State:
         """How far the experiment is, by the losses of the runs that have ended."""
+        if self.idea is not None:
+            return state_of_idea(self.experiment, self.idea, losses)
         first = self.experiment.first_seed
         if self.reused["replay"] is not None and self.is_reused(Run(BASELINE, first)):
             losses = {Run(AGAIN, first): None, **losses}  # what the baseline again would say is known
@@ -231,6 +241,33 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
 def digest(content: object) -> str:
     """The SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def write_hashed(path: Path, content: Mapping[str, Any]) -> str:
+    """Write JSON with its own hash, by which :func:`read_hashed` sees that it was changed; the hash."""
+    own = digest(content)
+    write_json(path, {**content, "hash": own})
+    return own
+
+
+def read_hashed(path: Path, schema: Schema, kind: str) -> dict[str, Any]:
+    """The content of a file of :func:`write_hashed`, with its ``hash``.
+
+    Args:
+        path: The file.
+        schema: Of its content.
+        kind: Of what it describes, such as ``ladder``, for messages.
+
+    Raises:
+        ValueError: There is none, or it was changed.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path.parent} holds no {path.name}: give the folder of a {kind} of lightning-llm ablate")
+    content: dict[str, Any] = read_json(path)
+    validate(content, schema, path)
+    if digest({key: value for key, value in content.items() if key != "hash"}) != content["hash"]:
+        raise ValueError(f"{path} was changed after the start: restore it, or begin a {kind} in another folder")
+    return content
 
 
 def file_hash(path: Path) -> str:

@@ -1,6 +1,7 @@
 """What the runs of an experiment have given. :func:`load_experiment` is what every report reads. No torch."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,9 +141,13 @@ def load_experiment(out: str | Path) -> Loaded:
     """An experiment as it is now: plan, runs, verdicts and cost.
 
     Raises:
-        ValueError: There is none, it was changed after the start, or two runs that should be a pair are none.
+        ValueError: There is none, it was changed after the start, it is an idea of a stream, whose losses are not
+            shown, or two runs that should be a pair are none.
     """
     plan = Plan.read(Path(out))
+    if plan.idea is not None:
+        stream = shlex.quote(str(Path(out).parent.parent))
+        raise ValueError(f"{out} is an idea of a stream: lightning-llm ablate status {stream} shows its verdict")
     results = results_of(plan)
     return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))
 

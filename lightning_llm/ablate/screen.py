@@ -91,8 +91,8 @@ def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
     console.print(f"At most about {total}, {about}.", soft_wrap=True, highlight=False)
 
 
-def show_ladder(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:
-    """Print the differences of a ladder at each size, and what they say of a larger one."""
+def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:
+    """Print a table in which only the first column is folded, and lines below it: of a ladder, or of a stream."""
     first, *rest = head
     columns = [Column(title, no_wrap=True) for title in rest]
     table = Table(Column(first, overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)

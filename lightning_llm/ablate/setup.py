@@ -69,7 +69,7 @@ class Setup:
         words: Further options of ``fit``, for all runs.
         read_arm: Reads an arm as ``fit`` does; a ValueError says what is wrong with it.
         reuse: Whose finished runs of earlier experiments are used: one of ``reuse.REUSES``.
-        promise: The hash of the prediction that was stored for this size of a ladder, if one was.
+        more: What else the plan holds: the ``promise`` of a size of a ladder, or the ``idea`` of a stream.
 
     Raises:
         ValueError: An arm cannot run, equals another, or cannot be compared with the baseline.
@@ -82,9 +82,9 @@ class Setup:
         read_arm: ReadArm,
         *,
         reuse: str = REUSES[0],
-        promise: str | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
-        self.experiment, self._read_arm, self._reuse, self._promise = experiment, read_arm, reuse, promise
+        self.experiment, self._read_arm, self._reuse, self._more = experiment, read_arm, reuse, more or {}
         self._words = [*words_of(experiment.options), *words]
         self._tunable: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
@@ -150,8 +150,7 @@ class Setup:
         content["configs"] = list(self.experiment.baseline)
         identities, tune = self._identities(threads), self.experiment.tune
         sides = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
-        content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen()}
-        content |= {} if self._promise is None else {"promise": self._promise}
+        content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen(), **self._more}
         tuned = None if tune is None else str(tune["option"])
         first_seed = self.experiment.first_seed
         content["reused"] = reusable(out, identities, self._reuse, first_seed=first_seed, tuned=tuned)

@@ -1,6 +1,7 @@
 """``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
 
 ``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
+``try`` does that for one idea after another;
 ``work`` is one worker; ``status`` shows an experiment's progress; ``report`` writes its results; ``extend`` adds
 pairs, or a size to a ladder; ``measure`` measures time and memory of each side.
 """
@@ -8,9 +9,8 @@ pairs, or a size to a ladder; ``measure`` measures time and memory of each side.
 import argparse
 import gc
 import os
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,46 +18,39 @@ from typing import Any
 
 from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.child import Child, last_line
 from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.fork import can_fork, environment_of_worker, forks_runs, is_prepared
 from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.ladder import (
     LADDER,
-    PROMISES,
     SIZES,
-    Ladder,
-    check_reach,
-    freeze_ladder,
     is_ladder,
     ladder_of,
-    promise_of,
-    promised_sizes,
     read_ladder,
-    store_promise,
 )
-from lightning_llm.ablate.ladder_report import HEAD, lines_of, promise_for, table_of, write_ladder_report
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
-from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import CODE, MAIN, PLAN, Plan
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
-from lightning_llm.ablate.reuse import REUSES, take_needed
-from lightning_llm.ablate.screen import show_ladder, show_outlays, show_outlook, show_plan, show_report
-from lightning_llm.ablate.slurm import submit
-from lightning_llm.ablate.words import left_lines, parameter_lines, start_in_words
-from lightning_llm.ablate.worker import LOGS, Stopped, work
+from lightning_llm.ablate.reuse import REUSES
+from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
+from lightning_llm.ablate.stream import STREAM, Stream
+from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
+from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
+from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.accounting.dial import OPTIONS as DIAL
+from lightning_llm.cli import ablate_run
+from lightning_llm.cli.ablate_ladder import climb, extend_ladder, write_ladder
+from lightning_llm.cli.ablate_try import add_options, attempt
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.config_file import config_path, read_config
+from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.power import SPREADS
 
-PROG = "lightning-llm ablate"
 AGAIN = "; the same command again continues"
 # Their options follow those of run
 OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory", *DIAL)
@@ -65,7 +58,8 @@ OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory", *D
 
 def _options(parser: OneLineParser) -> None:
     parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
-    actions = parser.add_subparsers(dest="action", required=True, metavar="run|status|report|extend|power|measure|work")
+    names = "run|try|status|report|extend|power|measure|work"
+    actions = parser.add_subparsers(dest="action", required=True, metavar=names)
 
     def action(name: str, act: Callable[[argparse.Namespace], object], about: str) -> argparse.ArgumentParser:
         parser = actions.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
@@ -95,6 +89,8 @@ def _options(parser: OneLineParser) -> None:
     run.add_argument("--dry-run", action="store_true", help=about)
     about = "reuse finished runs of earlier experiments in the same folder (default: baseline)"
     run.add_argument("--reuse", choices=REUSES, help=about)
+    idea = action("try", attempt, "compare one idea of a stream with its baseline, and adopt it or not")
+    add_options(idea)
     extend = action("extend", _extend, "add pairs, or a size to a ladder, and train them")
     added = extend.add_mutually_exclusive_group(required=True)
     added.add_argument("--pairs", type=int, metavar="N", help="number of pairs to add")
@@ -109,8 +105,9 @@ def _options(parser: OneLineParser) -> None:
     worker = action("work", _work, "train runs that no other worker trains, until the experiment has ended")
     for parser_of_folder in (extend, status, report, measure, worker):
         parser_of_folder.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
+    for training in (run, idea, extend):
+        training.add_argument("--workers", type=int, metavar="N", help="parallel runs (default: one per GPU or core)")
     for starting in (run, extend):
-        starting.add_argument("--workers", type=int, metavar="N", help="parallel runs (default: one per GPU or core)")
         about = "submit the workers as an array of SLURM jobs, with these settings of submitit, such as partition=gpu"
         starting.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
     worker.add_argument("--cores", default="", help=argparse.SUPPRESS)
@@ -120,7 +117,7 @@ def _options(parser: OneLineParser) -> None:
 def run_ablate(words: Sequence[str]) -> int:
     """Compare a baseline with variants of it."""
     own, of_fit = _split(words)
-    return Tool(partial(_act, of_fit=of_fit), PROG, _options, when_interrupted=AGAIN)(own)
+    return Tool(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -136,9 +133,9 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, of_fit
 
 
-def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
-    if of_fit and options.action != "run":
-        raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run takes it")
+def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
+    if of_fit and options.action not in ("run", "try"):
+        raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run and ablate try take it")
     for name in (word.removeprefix("--").partition("=")[0] for word in of_fit):
         if name in SET_BY_EXPERIMENT:
             raise ValueError(f"--{name} is set by the experiment: leave it out")
@@ -146,7 +143,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> None:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     options.of_fit = of_fit
     with interrupts.taken("ablate"):
-        options.act(options)
+        return options.act(options)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -156,59 +153,24 @@ def _run(options: argparse.Namespace) -> None:
         if options.dry_run:
             raise ValueError(f"--dry-run is for what has no plan yet, and {options.experiment} has one")
         if (Path(options.experiment) / LADDER).exists():
-            _climb(read_ladder(Path(options.experiment))[0], options)
+            climb(read_ladder(Path(options.experiment))[0], options)
             return
         plan = Plan.read(Path(options.experiment))
     elif is_ladder((read := _content(options))[0]):
         if options.of_fit:
             raise ValueError(f"{options.of_fit[0]}: a ladder takes options of fit in its file, under options")
-        _climb(ladder_of(*read), options)
+        climb(ladder_of(*read), options)
         return
     else:
-        setup = _setup(experiment_of(*read), options)
+        source = options.experiment and Path(options.experiment)
+        reuse = options.reuse or REUSES[0]
+        setup = ablate_run.set_up(experiment_of(*read), options.of_fit, source=source, reuse=reuse)
         if options.dry_run:
             show_outlays({setup.experiment.name: setup.outlay(options.workers)}, Console())
             return
         plan = setup.plan(options.workers)
         show_plan(plan, setup.earlier, Console(stderr=True))
-    _carry_out(plan, options)
-
-
-def _climb(ladder: Ladder, options: argparse.Namespace) -> None:
-    """Carry out the experiments of a ladder, the smallest size first; all of them are read and planned before."""
-    setups: dict[str, Any] = {}
-    if (ladder.out / LADDER).exists():
-        frozen, _ = read_ladder(ladder.out)
-        if frozen.asked != ladder.asked:
-            advice = f"give another --out, or finish that one: lightning-llm ablate run {shlex.quote(str(ladder.out))}"
-            raise ValueError(f"{ladder.out} has another ladder: {advice}")
-    else:
-        setups = {size: _setup(ladder.experiment(size), options) for size in (*ladder.sizes, *ladder.targets)}
-        computes = {size: setup.compute for size, setup in setups.items()}
-        check_reach(ladder, computes)
-        if options.dry_run:
-            show_outlays({size: setups[size].outlay(options.workers) for size in ladder.sizes}, Console())
-            return
-        freeze_ladder(ladder, computes)
-    plans = [_plan_of(ladder, size, options, setups.get(size)) for size in ladder.sizes]
-    for plan in plans:
-        _carry_out(plan, options)
-    if options.slurm is None:
-        _write_ladder(ladder.out)
-
-
-def _plan_of(ladder: Ladder, size: str, options: argparse.Namespace, setup: Any = None, promise: str = "") -> Plan:
-    """The plan of a size: that of its folder, or a new one."""
-    if (ladder.folder(size) / PLAN).exists():
-        return Plan.read(ladder.folder(size))
-    setup = setup or _setup(ladder.experiment(size), options, promise or None)
-    return setup.plan(options.workers)  # type: ignore[no-any-return]
-
-
-def _write_ladder(out: Path) -> None:
-    report, page = write_ladder_report(*read_ladder(out))
-    show_ladder([row for row, _ in table_of(report)], HEAD, lines_of(report), Console())
-    print(f"Written: {page}")
+    ablate_run.carry_out(plan, options.workers, options.slurm)
 
 
 def asked(options: argparse.Namespace) -> Experiment:
@@ -242,88 +204,15 @@ def _overriding(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _setup(experiment: Experiment, options: argparse.Namespace, promise: str | None = None) -> Any:
-    # after the file is read: a typing mistake is answered without waiting for torch
-    for file in experiment.baseline:
-        config_path(file)
-    from lightning_llm.ablate.setup import Setup
-    from lightning_llm.cli.ablate_arm import read_arm
-    from lightning_llm.cli.parsing import check_configs
-    from lightning_llm.io.trust import trust_printed
-
-    source = options.folder / LADDER if options.action == "extend" else options.experiment and Path(options.experiment)
-    if source is not None:
-        _say(trust_printed(source / LADDER if source.is_dir() else source, [experiment.options, experiment.variants]))
-    _say([f"checking the baseline and {', '.join(experiment.variants)}"])
-    _say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
-    reuse = getattr(options, "reuse", None) or REUSES[0]
-    return Setup(experiment, options.of_fit, read_arm, reuse=reuse, promise=promise)
-
-
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(f"{PROG}: {line}", file=sys.stderr)
-
-
-def _carry_out(plan: Plan, options: argparse.Namespace) -> None:
-    """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
-    console, workers = Console(stderr=True), options.workers
-    take_needed(plan)
-    loaded = load_experiment(plan.out)
-    for line in left_lines(report_of(loaded)["reused"]["runs"], len(loaded.results), len(loaded.state.needed)):
-        console.print(line, soft_wrap=True, highlight=False)
-    parameters = "\n".join(parameter_lines(plan))
-    if options.slurm is not None:
-        console.print(parameters, highlight=False, soft_wrap=True)
-        needed = len(load_experiment(plan.out).state.needed)
-        jobs = submit(plan, min(needed, workers or needed), options.slurm) if needed else []
-        console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
-        return
-    gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
-    places = local.slots(plan, gpus, workers)
-    if (state := load_experiment(plan.out).state).needed:
-        console.print(start_in_words(plan, state.looks, len(places)), highlight=False, soft_wrap=True)
-        console.print(parameters, highlight=False, soft_wrap=True)
-        local.run_workers(plan, places)
-    if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan)):
-        console.print(f"time and memory were not measured: {problem}", soft_wrap=True, highlight=False)
-    _write(plan.out)
-
-
-def _measured_by_snapshot(plan: Plan) -> str:
-    """Measure the cost in a process of the snapshot's code; what went wrong, or nothing."""
-    log, environment = plan.out / LOGS / "measure.txt", {**os.environ, "OMP_NUM_THREADS": str(plan.content["threads"])}
-    with Child(plan.out, ["ablate", "measure", str(plan.out)], log=log, environment=environment) as child:
-        return last_line(log) if child.status(None) else ""
-
-
 def _extend(options: argparse.Namespace) -> None:
     if options.size is not None:
-        _extend_ladder(options)
+        extend_ladder(options)
         return
     loaded = load_experiment(options.folder)
     added, look = extension_of(loaded, options.pairs, options.variants)
-    _say([f"adding pairs up to the look at {look}"])
+    ablate_run.say([f"adding pairs up to the look at {look}"])
     loaded.plan.add(added)
-    _carry_out(loaded.plan, options)
-
-
-def _extend_ladder(options: argparse.Namespace) -> None:
-    """Store the prediction of a further size, then train it."""
-    ladder, computes = read_ladder(options.folder)
-    ladder = ladder.with_target(options.size, promised_sizes(ladder))
-    if (found := promise_of(ladder, options.size)) is None:
-        setup = _setup(ladder.experiment(options.size), options)
-        computes[options.size] = setup.compute
-        check_reach(ladder, computes)
-        promise = promise_for(ladder, computes)
-        digest = store_promise(ladder, promise)
-        _say([f"stored the prediction for {options.size}: {ladder.out / PROMISES / options.size}.json"])
-    else:
-        digest = found["hash"]
-    _carry_out(_plan_of(ladder, options.size, options, promise=digest), options)
-    if options.slurm is None:
-        _write_ladder(ladder.out)
+    ablate_run.carry_out(loaded.plan, options.workers, options.slurm)
 
 
 def _power(options: argparse.Namespace) -> None:
@@ -343,6 +232,9 @@ def _status(options: argparse.Namespace) -> None:
         for folder in sorted(options.folder.glob(f"{SIZES}/*/{PLAN}")):
             _status(argparse.Namespace(folder=folder.parent))
         return
+    if (options.folder / STREAM).exists():
+        _show_stream(Stream.read(options.folder))
+        return
     loaded, console = load_experiment(options.folder), Console()
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
@@ -353,15 +245,17 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    is_one = (options.folder / LADDER).exists()
-    (_write_ladder if is_one else _write)(options.folder)
+    if (options.folder / STREAM).exists():
+        page = write_stream_report(Stream.read(options.folder))
+        _show_stream(Stream.read(options.folder))
+        print(f"Written: {page}")
+        return
+    is_ladder = (options.folder / LADDER).exists()
+    (write_ladder if is_ladder else ablate_run.write)(options.folder)
 
 
-def _write(out: Path) -> None:
-    report, page = write_report(load_experiment(out))
-    console = Console()
-    show_report(report, console)
-    console.print(f"Written: {page}", soft_wrap=True, highlight=False)
+def _show_stream(stream: Stream) -> None:
+    show_table([row[: len(HEAD_OF_STREAM)] for row in rows_of(stream)], HEAD_OF_STREAM, summary_of(stream), Console())
 
 
 def _work(options: argparse.Namespace) -> None:
@@ -393,4 +287,4 @@ def _measure(options: argparse.Namespace) -> None:
     write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})
 
 
-run_ablate.parser = Tool(lambda options: None, PROG, _options).parser  # type: ignore[attr-defined]
+run_ablate.parser = Tool(lambda options: None, ablate_run.PROG, _options).parser  # type: ignore[attr-defined]

@@ -35,11 +35,11 @@ class OneLineParser(argparse.ArgumentParser):
 class Tool:
     """A command of its own: call it with the words behind its name.
 
-    Calling it returns the exit status: 0; 2 after a line about what is wrong; 130 after a line about Ctrl-C. It raises
-    ``BrokenPipeError`` if nobody reads the output any more.
+    Calling it returns the exit status: 0, or what the action returns; 2 after a line about what is wrong; 130 after a
+    line about Ctrl-C. It raises ``BrokenPipeError`` if nobody reads the output any more.
 
     Args:
-        act: What it does with the options. Its docstring is shown by ``--help``.
+        act: What it does with the options; a number is the exit status. Its docstring is shown by ``--help``.
         prog: As it is typed, such as ``lightning-llm data``.
         add_options: Adds its options to a parser.
         mistakes: Errors that are a user's mistake, besides ``ValueError`` and ``OSError``.
@@ -64,14 +64,14 @@ class Tool:
         except SystemExit as leaving:  # --help, or a wrong option
             return int(leaving.code or 0)
         try:
-            self._act(options)
+            status = self._act(options)
         except BrokenPipeError:
             raise
         except KeyboardInterrupt:
             return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
         except self._mistakes as error:
             return reports.mistake(command, f"{self.parser.prog}: error: {reason_of(error)}")
-        return 0
+        return status if isinstance(status, int) else 0
 
 
 def tool(add_options: AddOptions, *mistakes: type[Exception], **options: str) -> Callable[[Action], Tool]:

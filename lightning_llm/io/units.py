@@ -3,6 +3,8 @@
 import math
 import re
 
+from lightning_llm.io.untrusted import shown
+
 MIB, GIB = 2**20, 2**30
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -19,6 +21,23 @@ def byte_size(text: str) -> int:
         units = ", ".join(filter(None, UNITS))
         raise ValueError(f"{text!r} is not a size: give a number with one of {units}, such as 80GiB")
     return int(float(match[1]) * UNITS[match[2]])
+
+
+def duration(text: str, option: str) -> float:
+    """``30m`` in seconds.
+
+    Args:
+        text: A number and ``s``, ``m``, ``h`` or ``d``.
+        option: That has it, for the message.
+
+    Raises:
+        ValueError: It is no time, or none at all.
+    """
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip())
+    seconds = 0.0 if match is None else float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    if not seconds:
+        raise ValueError(f"{option} {shown(text)} is no time: give a number above 0 with s, m, h, or d, such as 30m")
+    return seconds
 
 
 def shown_size(size: float) -> str:

@@ -29,15 +29,17 @@ class RunLock:
 
     Args:
         folder: A folder that exists.
+        wait_s: How long to wait for a process that has it; ``None``: a few seconds.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wait_s: float | None = None) -> None:
         self.folder = folder
+        self._wait_s = WAIT_S if wait_s is None else wait_s
         self._file = folder.resolve() / LOCK
         self._descriptor: int | None = None
 
     def acquire(self) -> "RunLock":
-        """Take the lock; wait a few seconds for a process that is ending. On a file system without locks, warn.
+        """Take the lock; wait for a process that has it. On a file system without locks, warn.
 
         Raises:
             ValueError: Another process has it, or this one elsewhere; or ``lock`` is a link, a FIFO or no file.
@@ -71,7 +73,7 @@ class RunLock:
             _held.discard(self._file)
 
     def _wait_for(self, descriptor: int) -> None:
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + self._wait_s
         while True:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

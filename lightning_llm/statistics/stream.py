@@ -13,14 +13,15 @@ Whoever keeps an idea because one pair is lower adopts half of the useless ones.
    takes differences for normal. It is fooled by an idea that is mostly a little better and sometimes much worse: 50% of
    streams of 100 useless ideas with exponential differences adopted one without the confirmation, 7.5% with it. The
    confirmation is also the honest size of the gain, since the pairs that won have won partly by chance.
-4. An idea is given up after ``LEAST`` pairs if the evidence speaks against it, and after ``most`` pairs in any case.
+4. An idea is given up after ``LEAST`` pairs if the evidence does not speak for it, and after ``most`` pairs in any
+   case.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,9 +36,21 @@ CONFIDENCE = 0.95  # of the interval that has to lie below zero
 Step = Literal["pair", "confirm", "adopted", "rejected", "out of pairs"]
 
 
+class Decision(NamedTuple):
+    """What happens next to an idea.
+
+    Attributes:
+        step: ``pair`` or ``confirm``: train one; else the verdict.
+        pairs: That count, besides those that confirm it.
+    """
+
+    step: Step
+    pairs: int
+
+
 @dataclasses.dataclass(frozen=True)
 class StreamRule:
-    """What happens next to an idea.
+    """When an idea is adopted, and when it is given up.
 
     Attributes:
         alpha: The share of useless ideas among the adopted ones, in expectation.
@@ -51,22 +64,35 @@ class StreamRule:
         """The evidence that the idea at this place in the stream, from 1, has to reach after this many adoptions."""
         return 1 / (self.alpha * _share(place) * (adopted + 1))
 
-    def next(self, differences: Sequence[float], fresh: Sequence[float], bar: float) -> Step:
+    def next(self, differences: Sequence[float], fresh: Sequence[float], bar: float) -> Decision:
         """What to do with an idea: train another pair, or one that confirms it, or end with a verdict.
 
+        The first pair that ends the comparison ends it: what was trained beyond it does not count.
+
         Args:
-            differences: Of its pairs in their order.
+            differences: Of its pairs in their order; infinite: it diverged.
             fresh: Of the pairs that confirm it.
             bar: As of :meth:`bar`.
         """
-        evidence = [evidence_of(differences[:pairs]) for pairs in range(1, len(differences) + 1)]
-        if any(value >= bar for value in evidence):
-            if len(fresh) < CONFIRMATION:
-                return "confirm"
-            return "adopted" if upper_bound(fresh) < 0 else "rejected"
-        if len(differences) >= LEAST and evidence[-1] < 1:
-            return "rejected"
-        return "out of pairs" if len(differences) >= self.most else "pair"
+        for pairs in range(1, len(differences) + 1):
+            if not math.isfinite(differences[pairs - 1]):
+                return Decision("rejected", pairs)
+            evidence = evidence_of(differences[:pairs])
+            if evidence >= bar:
+                return Decision(_confirmed(fresh), pairs)
+            if pairs >= LEAST and evidence <= 1:
+                return Decision("rejected", pairs)
+            if pairs >= self.most:
+                return Decision("out of pairs", pairs)
+        return Decision("pair", len(differences))
+
+
+def _confirmed(fresh: Sequence[float]) -> Step:
+    if not all(map(math.isfinite, fresh)):
+        return "rejected"
+    if len(fresh) < CONFIRMATION:
+        return "confirm"
+    return "adopted" if upper_bound(fresh) < 0 else "rejected"
 
 
 def upper_bound(differences: Sequence[float]) -> float:

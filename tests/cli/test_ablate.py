@@ -79,7 +79,7 @@ def folder(tmp_path, monkeypatch, text_file):
 
 def planned(monkeypatch, **experiment):
     """Freeze the plan of an experiment without running anything; the exit status."""
-    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}, sort_keys=False))
     return lambda *words: main(["ablate", "run", "exp.yaml", *words])
 
@@ -240,7 +240,7 @@ def test_a_schedule_that_cannot_follow_is_one_line(folder, monkeypatch, capsys, 
 
 
 def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
     words = ["--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu", "--name", "which-mlp"]
     assert main(["ablate", "run", *words]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
@@ -426,21 +426,6 @@ def test_reuse_is_chosen_when_a_plan_is_made(folder, monkeypatch, capsys):
     assert asked == ["none", "variants", "baseline"]
 
 
-def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.ablate.local.run_workers", lambda plan, places: None)
-    monkeypatch.setattr("lightning_llm.cli.ablate._measured_by_snapshot", lambda plan: "")
-    Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
-    assert main(["ablate", "run", "exp.yaml"]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert any(line.startswith("exp: 1 variant, tested after 8, 12, and 16 pairs, ") for line in lines)
-    place = next(place for place, line in enumerate(lines) if line.startswith("parameters: "))
-    sides = json.loads(Path("out", PLAN).read_text())["sides"]
-    ours, theirs = (sides[name]["parameters"] for name in ("relu", "baseline"))
-    assert lines[place] == f"parameters: baseline {theirs:,}, relu {ours:,}"
-    few, makes = 100 * (1 - ours / theirs), "--match parameters=model.architecture.intermediate_size makes them equal"
-    assert lines[place + 1] == f"relu has {few:.3g}% fewer parameters than the baseline; {makes}."
-
-
 def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
     assert planned(monkeypatch, variants={"a": RELU}, looks=[4])() == 0
     assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
@@ -462,7 +447,7 @@ def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_experiment_can_be_planned(folder, monkeypatch, path):
-    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
     monkeypatch.setattr(cost, "time_pair", partial(cost.time_pair, rounds=2))
     Path("configs").symlink_to(ROOT / "configs")
     assert main(["ablate", "run", str(path), "--out", "out", "--data.path", "text.txt"]) == 0

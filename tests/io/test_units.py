@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.io.units import byte_size, decimal_size, short_mib, shown_duration, shown_mib, shown_size
+from lightning_llm.io.units import byte_size, decimal_size, duration, short_mib, shown_duration, shown_mib, shown_size
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,10 @@ def test_sizes_are_read_with_their_unit_and_shown_in_one_that_suits_them():
     assert shown_mib(2**31) == "2,048.00 MiB"
     assert [decimal_size(size) for size in (3e5, 2e9)] == ["0.3 MB", "2.0 GB"]
     assert [short_mib(size) for size in (0, 12.34 * 2**20, 2**10)] == ["", "12.3", "0.0010"]
+
+
+def test_times_are_read_with_their_unit():
+    assert [duration(text, "--budget") for text in ("90s", "30m", "1.5h", "2d")] == [90, 1800, 5400, 172_800]
+    for text in ("30", "0m", "-1h", "5 weeks", "", "1e3s"):
+        with pytest.raises(ValueError, match=r"--budget '.*' is no time: give a number above 0 with s, m, h, or d"):
+            duration(text, "--budget")

@@ -98,3 +98,19 @@ def test_a_file_system_without_locks_is_named_once(tmp_path, monkeypatch, capsys
     run.close()
     said = capsys.readouterr().err
     assert said.count(f"{run.path} is on a file system without locks ({os.strerror(number)})") == 1
+
+
+def test_a_lock_can_be_waited_for_without_end(tmp_path, holder, monkeypatch):
+    process, _ = holder
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 100:  # twice as long as others wait
+            process.kill()
+            process.wait()
+
+    monkeypatch.setattr("lightning_llm.runs.lock.time.sleep", sleep)
+    monkeypatch.setattr("lightning_llm.runs.lock.WAIT_S", 0.0)
+    RunLock(tmp_path, wait_s=float("inf")).acquire().release()
+    assert len(waits) == 100

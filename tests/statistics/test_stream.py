@@ -48,27 +48,41 @@ def test_the_bar_rises_with_the_place_and_falls_with_adoptions():
 
 
 def test_an_idea_is_confirmed_before_it_is_adopted():
-    assert RULE.next([], [], 20) == "pair"
-    assert RULE.next(BETTER, [], 20) == "confirm"
+    assert RULE.next([], [], 20).step == "pair"
+    assert RULE.next(BETTER, [], 20).step == "confirm"
     fresh = [-0.5, -0.6, -0.4, -0.7, -0.5, -0.3, -0.6, -0.5]
     assert len(fresh) == CONFIRMATION
-    assert RULE.next(BETTER, fresh[:-1], 20) == "confirm"
-    assert RULE.next(BETTER, fresh, 20) == "adopted"
-    assert RULE.next(BETTER, [*fresh[:-1], 3.0], 20) == "rejected"
-    assert RULE.next([*BETTER, 9.0], fresh, 20) == "adopted"  # what has reached the bar has reached it
-    assert RULE.next(BETTER, [], 1e9) == "pair"
+    assert RULE.next(BETTER, fresh[:-1], 20).step == "confirm"
+    assert RULE.next(BETTER, fresh, 20).step == "adopted"
+    assert RULE.next(BETTER, [*fresh[:-1], 3.0], 20).step == "rejected"
+    assert RULE.next([*BETTER, 9.0], fresh, 20).step == "adopted"  # what has reached the bar has reached it
+    assert RULE.next(BETTER, [], 1e9).step == "pair"
 
 
 def test_an_idea_without_evidence_is_given_up():
-    assert RULE.next([0.1, 0.2, 0.1], [], 20) == "pair"
-    assert RULE.next([0.1, 0.2, 0.1, 0.2], [], 20) == "rejected"
-    weak = [-1.0, 0.6, -0.9, 0.5, -1.1, 0.4] * 4
+    assert RULE.next([0.1, 0.2, 0.1], [], 20).step == "pair"
+    assert RULE.next([0.1, 0.2, 0.1, 0.2], [], 20).step == "rejected"
+    assert RULE.next([0.0] * 4, [], 20).step == "rejected"  # another name of the baseline
+    weak = [-1.0, -0.9, -1.1, -0.8, *[0.6, -0.9, 0.5, -1.1, 0.4, -0.9] * 3, 0.6, -0.9]
     assert evidence_of(weak) > 1
-    assert StreamRule(most=24).next(weak, [], 1e6) == "out of pairs"
-    assert StreamRule(most=25).next(weak, [], 1e6) == "pair"
+    assert StreamRule(most=24).next(weak, [], 1e6).step == "out of pairs"
+    assert StreamRule(most=25).next(weak, [], 1e6).step == "pair"
 
 
 def test_the_interval_of_a_confirmation_is_that_of_a_t_test():
     fresh = [-0.5, -0.6, -0.4, -0.7]
     expected = stats.ttest_1samp(fresh, 0).confidence_interval(0.95).high
     assert upper_bound(fresh) == pytest.approx(expected)
+
+
+def test_pairs_beyond_the_one_that_ends_the_comparison_do_not_count():
+    useless = [0.1, 0.2, 0.1, 0.2]
+    assert RULE.next([*useless, *[-9.0] * 20], [], 2) == ("rejected", 4)
+    assert RULE.next([*BETTER, 9.0, 9.0], [], 20) == ("confirm", 4)
+    assert StreamRule(most=5).next([-1.0, -0.9, -1.1, -0.8, 0.6, -9.0], [], 1e6) == ("out of pairs", 5)
+
+
+def test_an_idea_that_diverges_is_rejected_unless_it_was_adopted_before():
+    assert RULE.next([-1.0, math.inf], [], 20) == ("rejected", 2)
+    assert RULE.next([*BETTER, math.inf], [], 20) == ("confirm", 4)
+    assert RULE.next(BETTER, [-1.0, math.inf], 20).step == "rejected"

@@ -44,7 +44,7 @@ def write(**changes):
 @pytest.fixture
 def planned(monkeypatch):
     """``planned(words)``: plan a ladder without running anything; the exit status."""
-    monkeypatch.setattr("lightning_llm.cli.ablate._carry_out", lambda plan, options: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
     return lambda *words: main(["ablate", "run", "lad.yaml", *words])
 
 
@@ -122,18 +122,18 @@ def test_a_size_is_not_added_to_what_is_no_ladder(folder, planned, capsys):
 
 
 def test_a_folder_prints_the_classes_that_it_imports(folder, planned, monkeypatch, capsys):
-    Path("own_mlp.py").write_text(OWN_MLP)
+    Path("ladder_mlp.py").write_text(OWN_MLP)
     monkeypatch.syspath_prepend(str(folder))
-    write(variants={"own": {"model.architecture.mlp": "own_mlp.OwnMLP"}})
+    write(variants={"own": {"model.architecture.mlp": "ladder_mlp.OwnMLP"}})
     assert planned() == 0
-    assert "lad.yaml imports own_mlp.OwnMLP" in capsys.readouterr().err
+    assert "lad.yaml imports ladder_mlp.OwnMLP" in capsys.readouterr().err
     assert main(["ablate", "extend", "runs/lad", "--size", "100k"]) == 2
     said = capsys.readouterr().err
-    assert "runs/lad/ladder.json imports own_mlp.OwnMLP" in said
+    assert "runs/lad/ladder.json imports ladder_mlp.OwnMLP" in said
     assert "has not ended" in said
     shutil.rmtree("runs/lad/sizes/50k")
     assert main(["ablate", "run", "runs/lad"]) == 0
-    assert "runs/lad/ladder.json imports own_mlp.OwnMLP" in capsys.readouterr().err
+    assert "runs/lad/ladder.json imports ladder_mlp.OwnMLP" in capsys.readouterr().err
     assert Path("runs/lad/sizes/50k", PLAN).exists()
 
 

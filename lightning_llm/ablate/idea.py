@@ -1,0 +1,130 @@
+"""An idea of a stream: which runs it needs next, and when it has a verdict. Pure functions of its plan and its runs.
+
+Its plan is that of an experiment with one variant, and has a bar. The rule is that of ``statistics.stream``. Pairs come
+in the order of their seeds; those that confirm the idea have seeds of their own. Workers that are free begin pairs
+ahead; what was trained beyond the pair that ends the comparison does not count.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.experiment import LAST_SEED, Experiment
+from lightning_llm.ablate.scheduler import Losses, Run, State
+from lightning_llm.io.schema import POSITIVE, Schema, check, record, whole
+from lightning_llm.statistics.stream import CONFIRMATION, LEAST, Decision, StreamRule
+
+MOST_PAIRS = 400  # of an idea: those that confirm it have the seeds above
+_BECAUSE = check("at most 500 characters on one line", lambda value: isinstance(value, str) and len(value) <= 500)
+
+
+@dataclasses.dataclass(frozen=True)
+class Idea:
+    """What the plan of an idea has besides that of an experiment.
+
+    Attributes:
+        place: In its stream, from 1.
+        bar: The evidence that adopts it.
+        most: Pairs, besides those that confirm it.
+        fresh: The first seed of those.
+        because: Why somebody believes in it.
+    """
+
+    place: int
+    bar: float
+    most: int
+    fresh: int
+    because: str = ""
+
+
+_FIELDS: dict[str, Schema] = {
+    "place": whole(1),
+    "bar": POSITIVE,
+    "most": whole(LEAST, MOST_PAIRS),
+    "fresh": whole(0, LAST_SEED),
+    "because": _BECAUSE,
+}
+IDEA = record(_FIELDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How an idea stands.
+
+    Attributes:
+        decision: What is next, and how many pairs count.
+        differences: Variant minus baseline, of the pairs that have ended in their order; infinite: it diverged.
+        confirming: Likewise of the pairs that confirm it.
+    """
+
+    decision: Decision
+    differences: list[float]
+    confirming: list[float]
+
+    @property
+    def counted(self) -> list[float]:
+        """The differences that count."""
+        return self.differences[: self.decision.pairs]
+
+
+def standing(experiment: Experiment, idea: Idea, losses: Losses) -> Standing:
+    """How an idea stands.
+
+    Args:
+        experiment: Its own, with one variant.
+        idea: What its plan says of it.
+        losses: Of the runs that have ended.
+
+    Raises:
+        ValueError: The baseline diverged, so that there is nothing to compare with.
+    """
+    differences = _differences(experiment, losses, experiment.seeds(idea.most))
+    confirming = _differences(experiment, losses, confirming_seeds(idea))
+    decision = StreamRule(most=idea.most).next(differences, confirming, idea.bar)
+    return Standing(decision, differences, confirming)
+
+
+def confirming_seeds(idea: Idea) -> range:
+    """The seeds of the pairs that confirm an idea."""
+    return range(idea.fresh, idea.fresh + CONFIRMATION)
+
+
+def state_of_idea(experiment: Experiment, idea: Idea, losses: Losses) -> State:
+    """The runs that an idea needs next, in their order; none: it has a verdict."""
+    (name,) = experiment.variants
+    step = standing(experiment, idea, losses).decision.step
+    seeds: Mapping[str, Iterable[int]] = {"pair": experiment.seeds(idea.most), "confirm": confirming_seeds(idea)}
+    runs = [Run(arm, seed) for seed in seeds.get(step, ()) for arm in (BASELINE, name)]
+    needed = [run for run in runs if run not in losses]
+    look = CONFIRMATION if step == "confirm" else idea.most
+    return State(needed, look, {}, [name] if needed else [], [idea.most])
+
+
+def idea_in_words(idea: Idea, state: State) -> str:
+    """How many pairs of an idea have ended, for its progress."""
+    left = len({run.seed for run in state.needed})
+    if state.look == CONFIRMATION != idea.most:
+        return f"{state.look - left} of {state.look} pairs that confirm it"
+    return f"{idea.most - left} pairs, at most {idea.most}"
+
+
+def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -> list[float]:
+    """Of the pairs that have ended, up to the first that has not."""
+    (name,) = experiment.variants
+    differences: list[float] = []
+    for seed in seeds:
+        base, variant = Run(BASELINE, seed), Run(name, seed)
+        if base not in losses or variant not in losses:
+            break
+        ours, theirs = losses[base], losses[variant]
+        if ours is None:
+            raise ValueError(f"{base} diverged: a stream needs a baseline that trains")
+        differences.append(math.inf if theirs is None else theirs - ours)
+    return differences
+
+
+def idea_of(content: Mapping[str, Any]) -> Idea | None:
+    """What a plan says of an idea; ``None``: it is that of an ordinary experiment."""
+    return Idea(**content["idea"]) if "idea" in content else None

@@ -1,0 +1,148 @@
+"""The report of a stream: its ideas with their verdicts, in words, as JSON, and on a page. No torch."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.ablate import page
+from lightning_llm.ablate.plan import REPORT
+from lightning_llm.ablate.report import UNITS
+from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, Stream
+from lightning_llm.ablate.words import UNEQUAL, bounds, pairs_in_words, signed
+from lightning_llm.io.atomic import write_json, write_text
+from lightning_llm.io.charts import COLORS, GRAY
+from lightning_llm.io.units import shown_duration
+from lightning_llm.io.untrusted import printable
+
+HEAD = ("idea", "verdict", "pairs", "difference", "90% interval")
+MORE = ("evidence", "bar", "runs", "time of runs")  # on the page
+_COLORS = {ADOPTED: COLORS[2], REJECTED: GRAY, OUT_OF_PAIRS: COLORS[3]}
+_INTERVALS = (
+    "A difference is idea minus baseline, so a negative one is better. An interval is that of a t test on the pairs "
+    "that count; since an idea stops when its pairs say so, it describes these pairs and is no test. Pairs that "
+    "confirm an idea are fresh and of a fixed number, and their interval is a test."
+)
+
+
+def lines_of(verdict: Mapping[str, Any]) -> list[str]:
+    """A verdict in words, for the screen: what was decided comes first."""
+    unit = UNITS[verdict["metric"]]
+    lines = [f"{verdict['name']}: {verdict['verdict']} (place {verdict['place']} of the stream): {verdict['reason']}."]
+    lines += [f"Because: {printable(verdict['because'])}"] if verdict["because"] else []
+    lines.append(f"Difference {_difference(verdict)} {unit} after {pairs_in_words(verdict['pairs'])}.")
+    if (confirmed := verdict["confirmation"]) is not None:
+        lines.append(f"Confirmed on {confirmed['pairs']} fresh pairs: {_difference(confirmed)} {unit}.")
+    lines.append(f"Evidence {verdict['evidence']:.3g}, bar {verdict['bar']:.3g}.")
+    lines += _costs(verdict)
+    time = shown_duration(verdict["run_seconds"])
+    return [*lines, f"{verdict['runs']} runs were trained, {time} together."]
+
+
+def _difference(mean: Mapping[str, Any]) -> str:
+    if mean["difference"] is None:
+        return "–"
+    within = "" if mean["interval"] is None else f" (90% interval {bounds(mean['interval'])})"
+    return f"{signed(mean['difference'])}{within}"
+
+
+def _costs(verdict: Mapping[str, Any]) -> list[str]:
+    """What the idea costs: its parameters if they differ, and its steps."""
+    (base, own), (base_steps, steps) = verdict["parameters"], verdict["steps"]
+    words = [f"Same {verdict['match']}"]
+    if base and own and abs(own / base - 1) > UNEQUAL:
+        words.append(f"{own:,} parameters instead of {base:,}")
+    if steps != base_steps:
+        words.append(f"{steps:,} steps instead of {base_steps:,}")
+    return [f"{'; '.join(words)}."]
+
+
+def rows_of(stream: Stream) -> list[list[str]]:
+    """The ideas for a table, under ``HEAD`` and ``MORE``."""
+    rows = []
+    for verdict in stream.verdicts:
+        interval = "–" if verdict["interval"] is None else bounds(verdict["interval"])
+        difference = "–" if verdict["difference"] is None else signed(verdict["difference"])
+        numbers = (f"{verdict['evidence']:.3g}", f"{verdict['bar']:.3g}", str(verdict["runs"]))
+        title = f"{verdict['place']}. {verdict['name']}"
+        cells = (verdict["verdict"], str(verdict["pairs"]), difference, interval)
+        rows.append([title, *cells, *numbers, shown_duration(verdict["run_seconds"])])
+    return rows
+
+
+def summary_of(stream: Stream) -> list[str]:
+    """The stream in sentences."""
+    adopted, rule = stream.adopted, stream.rule
+    names = ", ".join(f"{verdict['place']}. {verdict['name']}" for verdict in adopted) or "none"
+    count = len(stream.verdicts)
+    ideas = f"{count} idea{'s' * (count != 1)}"
+    lines = [f"{ideas}, adopted: {names}; {shown_duration(stream.run_seconds)} of runs."]
+    if stream.unfinished is not None:
+        command = f"lightning-llm ablate try {shlex.quote(str(stream.out))}"
+        lines.append(f"{stream.unfinished.name} has no verdict yet: {command} continues it.")
+    bar = rule.bar(stream.place, len(adopted))
+    lines.append(f"An idea at place {stream.place} has to reach an evidence of {bar:.3g} within {rule.most} pairs.")
+    about = "If differences are about normal, the expected share of useless ideas among the adopted ones is at most"
+    return [*lines, f"{about} {100 * rule.alpha:g}%."]
+
+
+def stream_report(stream: Stream) -> dict[str, Any]:
+    """What ``report.json`` holds."""
+    return {
+        "out": str(stream.out),
+        **{field: stream.content[field] for field in ("alpha", "most", "environment")},
+        "configs": list(stream.content["asked"]["baseline"]),
+        "options": stream.content["asked"]["options"],
+        "adopted": [verdict["place"] for verdict in stream.adopted],
+        "gain": sum(verdict["confirmation"]["difference"] for verdict in stream.adopted),
+        "run_seconds": stream.run_seconds,
+        "ideas": [{key: value for key, value in verdict.items() if key != "hash"} for verdict in stream.verdicts],
+    }
+
+
+def write_stream_report(stream: Stream) -> Path:
+    """Write ``report.json`` and ``report.html``; the page."""
+    report, path = stream_report(stream), stream.out / page.PAGE
+    write_json(stream.out / REPORT, report)
+    reasons = [
+        [f"{idea['place']}. {idea['name']}", idea["because"] or "–", idea["verdict"], idea["reason"]]
+        for idea in report["ideas"]
+    ]
+    parts = [f"<h1>{page.text(stream.out.name)}</h1>", page.paragraphs(summary_of(stream))]
+    if reasons:
+        height = 3.6
+        parts += ["<h2>The baseline, and what was tried</h2>", page.plot(draw, report, height=height)]
+        about = (
+            "The line is the baseline: each step is the difference of the fresh pairs that confirmed an idea. A dot is "
+            "an idea, with its 90% interval, beside the baseline that it was compared with."
+        )
+        parts += [f"<figcaption>{page.text(about)}</figcaption>"]
+        parts += ["<h2>Ideas</h2>", page.table(("idea", "because", "verdict", "reason"), reasons)]
+        parts += ["<h2>Numbers</h2>", page.table((*HEAD, *MORE), rows_of(stream)), page.paragraphs([_INTERVALS])]
+    facts = "; ".join(f"{name} {value}" for name, value in report["environment"].items())
+    parts.append(f'<p class="soft">{page.text(facts)}</p>')
+    write_text(path, page.document(f"{stream.out.name}: stream of ideas", parts))
+    return path
+
+
+def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
+    """The staircase of the baseline, and each idea's difference from the baseline that it met."""
+    axis, level = axes[0], 0.0
+    ideas = report["ideas"]
+    levels = [level]
+    for idea in ideas:
+        if idea["difference"] is not None:
+            low, high = idea["interval"] or [idea["difference"]] * 2
+            ends = [[idea["difference"] - low], [high - idea["difference"]]]
+            color, at = _COLORS[idea["verdict"]], level + idea["difference"]
+            axis.errorbar(idea["place"], at, yerr=ends, fmt="o", ms=4, capsize=2, lw=1, color=color)
+        level += idea["confirmation"]["difference"] if idea["verdict"] == ADOPTED else 0.0
+        levels.append(level)
+    places = [idea["place"] - 0.5 for idea in ideas] + [len(ideas) + 0.5]
+    axis.step(places, levels, where="post", color=COLORS[0], lw=1.5)
+    for verdict, color in _COLORS.items():
+        axis.plot([], [], "o", ms=4, color=color, label=verdict)
+    axis.plot([], [], color=COLORS[0], label="baseline")
+    axis.set(xlabel="place in the stream", ylabel="change of val_loss, nats/token")
+    axis.grid(axis="y")
+    axis.figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)

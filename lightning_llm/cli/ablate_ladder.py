@@ -1,0 +1,88 @@
+"""``lightning-llm ablate`` with a ladder: its sizes are planned together and carried out one after another."""
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.ablate.ladder import (
+    LADDER,
+    PROMISES,
+    Ladder,
+    check_reach,
+    freeze_ladder,
+    promise_of,
+    promised_sizes,
+    read_ladder,
+    store_promise,
+)
+from lightning_llm.ablate.ladder_report import HEAD, lines_of, promise_for, table_of, write_ladder_report
+from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.ablate.reuse import REUSES
+from lightning_llm.ablate.screen import show_outlays, show_table
+from lightning_llm.cli import ablate_run
+from lightning_llm.io.console import Console
+
+
+def climb(ladder: Ladder, options: argparse.Namespace) -> None:
+    """Carry out the experiments of a ladder, the smallest size first; all of them are read and planned before."""
+    setups: dict[str, Any] = {}
+    if (ladder.out / LADDER).exists():
+        frozen, _ = read_ladder(ladder.out)
+        if frozen.asked != ladder.asked:
+            advice = f"give another --out, or finish that one: lightning-llm ablate run {shlex.quote(str(ladder.out))}"
+            raise ValueError(f"{ladder.out} has another ladder: {advice}")
+    else:
+        setups = {size: _set_up(ladder, size, options) for size in (*ladder.sizes, *ladder.targets)}
+        computes = {size: setup.compute for size, setup in setups.items()}
+        check_reach(ladder, computes)
+        if options.dry_run:
+            show_outlays({size: setups[size].outlay(options.workers) for size in ladder.sizes}, Console())
+            return
+        freeze_ladder(ladder, computes)
+    plans = [_plan_of(ladder, size, options, setups.get(size)) for size in ladder.sizes]
+    for plan in plans:
+        ablate_run.carry_out(plan, options.workers, options.slurm)
+    if options.slurm is None:
+        write_ladder(ladder.out)
+
+
+def _plan_of(ladder: Ladder, size: str, options: argparse.Namespace, setup: Any = None, promise: str = "") -> Plan:
+    """The plan of a size: that of its folder, or a new one."""
+    if (ladder.folder(size) / PLAN).exists():
+        return Plan.read(ladder.folder(size))
+    setup = setup or _set_up(ladder, size, options, {"promise": promise} if promise else None)
+    return setup.plan(options.workers)  # type: ignore[no-any-return]
+
+
+def _set_up(ladder: Ladder, size: str, options: argparse.Namespace, more: Mapping[str, Any] | None = None) -> Any:
+    given = options.folder if options.action == "extend" else Path(options.experiment)
+    source, reuse = given / LADDER if given.is_dir() else given, getattr(options, "reuse", None) or REUSES[0]
+    return ablate_run.set_up(ladder.experiment(size), [], source=source, reuse=reuse, more=more)
+
+
+def write_ladder(out: Path) -> None:
+    """Write the report of a ladder, and print it."""
+    report, page = write_ladder_report(*read_ladder(out))
+    show_table([row for row, _ in table_of(report)], HEAD, lines_of(report), Console())
+    print(f"Written: {page}")
+
+
+def extend_ladder(options: argparse.Namespace) -> None:
+    """Store the prediction of a further size, then train it."""
+    ladder, computes = read_ladder(options.folder)
+    ladder = ladder.with_target(options.size, promised_sizes(ladder))
+    if (found := promise_of(ladder, options.size)) is None:
+        setup = _set_up(ladder, options.size, options)
+        computes[options.size] = setup.compute
+        check_reach(ladder, computes)
+        promise = promise_for(ladder, computes)
+        digest = store_promise(ladder, promise)
+        ablate_run.say([f"stored the prediction for {options.size}: {ladder.out / PROMISES / options.size}.json"])
+    else:
+        digest = found["hash"]
+    plan = _plan_of(ladder, options.size, options, promise=digest)
+    ablate_run.carry_out(plan, options.workers, options.slurm)
+    if options.slurm is None:
+        write_ladder(ladder.out)

@@ -1,0 +1,106 @@
+"""What every action of ``lightning-llm ablate`` does with an experiment: set it up, carry it out, write its report."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_llm.ablate import local
+from lightning_llm.ablate.child import Child, last_line
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.page import write_report
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.reuse import REUSES, take_needed
+from lightning_llm.ablate.screen import show_report
+from lightning_llm.ablate.slurm import submit
+from lightning_llm.ablate.words import left_lines, parameter_lines, start_in_words
+from lightning_llm.ablate.worker import LOGS
+from lightning_llm.io.config_file import config_path
+from lightning_llm.io.console import Console
+
+PROG = "lightning-llm ablate"
+
+
+def set_up(
+    experiment: Experiment,
+    words: Sequence[str],
+    *,
+    source: Path | None = None,
+    reuse: str = REUSES[0],
+    more: Mapping[str, Any] | None = None,
+) -> Any:
+    """An experiment as ``ablate.setup.Setup``: its arms are read and compared. Prints what it imports.
+
+    Args:
+        experiment: What the user asks for.
+        words: Further options of ``fit``.
+        source: The file that names its options; ``None``: the command line does.
+        reuse: As of ``Setup``.
+        more: As of ``Setup``.
+
+    Raises:
+        ValueError: As ``Setup``.
+        OSError: A config cannot be read.
+    """
+    # before torch is imported: a typing mistake is answered without waiting for it
+    for file in experiment.baseline:
+        config_path(file)
+    from lightning_llm.ablate.setup import Setup
+    from lightning_llm.cli.ablate_arm import read_arm
+    from lightning_llm.cli.parsing import check_configs
+    from lightning_llm.io.trust import trust_printed
+
+    if source is not None:
+        say(trust_printed(source, [experiment.options, experiment.variants]))
+    say([f"checking the baseline and {', '.join(experiment.variants)}"])
+    say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
+    return Setup(experiment, words, read_arm, reuse=reuse, more=more)
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines about what happens."""
+    for line in lines:
+        print(f"{PROG}: {line}", file=sys.stderr)
+
+
+def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = None) -> None:
+    """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
+    console = Console(stderr=True)
+    take_needed(plan)
+    loaded = load_experiment(plan.out)
+    for line in left_lines(report_of(loaded)["reused"]["runs"], len(loaded.results), len(loaded.state.needed)):
+        console.print(line, soft_wrap=True, highlight=False)
+    parameters = "\n".join(parameter_lines(plan))
+    if slurm is not None:
+        console.print(parameters, highlight=False, soft_wrap=True)
+        needed = len(load_experiment(plan.out).state.needed)
+        jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
+        console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
+        return
+    gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
+    places = local.slots(plan, gpus, workers)
+    if (state := load_experiment(plan.out).state).needed:
+        console.print(start_in_words(plan, state.looks, len(places)), highlight=False, soft_wrap=True)
+        console.print(parameters, highlight=False, soft_wrap=True)
+        local.run_workers(plan, places)
+    if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan)):
+        console.print(f"time and memory were not measured: {problem}", soft_wrap=True, highlight=False)
+    write(plan.out)
+
+
+def _measured_by_snapshot(plan: Plan) -> str:
+    """Measure the cost in a process of the snapshot's code; what went wrong, or nothing."""
+    log, environment = plan.out / LOGS / "measure.txt", {**os.environ, "OMP_NUM_THREADS": str(plan.content["threads"])}
+    with Child(plan.out, ["ablate", "measure", str(plan.out)], log=log, environment=environment) as child:
+        return last_line(log) if child.status(None) else ""
+
+
+def write(out: Path) -> None:
+    """Write the report of an experiment, and print it."""
+    report, page = write_report(load_experiment(out))
+    console = Console()
+    show_report(report, console)
+    console.print(f"Written: {page}", soft_wrap=True, highlight=False)

@@ -1,0 +1,92 @@
+"""An idea of a stream: which runs it needs, and when it has a verdict."""
+
+import math
+
+import pytest
+
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.idea import Idea, idea_in_words, standing, state_of_idea
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.results import losses_of, results_of
+from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.worker import work
+from lightning_llm.statistics.stream import CONFIRMATION
+
+IDEA = Idea(place=1, bar=20.0, most=6, fresh=900)
+EXPERIMENT = Experiment(name="e", variants={"a": {}}, looks=(6,), first_seed=10)
+BETTER = [-1.0, -1.2, -0.9, -1.1, -1.05, -0.95]
+
+
+def losses(differences, first=10, base=3.0):
+    """Of pairs with these differences, from a seed on."""
+    runs = {}
+    for seed, difference in enumerate(differences, first):
+        runs[Run(BASELINE, seed)] = base
+        runs[Run("a", seed)] = None if math.isinf(difference) else base + difference
+    return runs
+
+
+def needed(known):
+    return state_of_idea(EXPERIMENT, IDEA, known).needed
+
+
+def test_pairs_come_in_the_order_of_their_seeds():
+    assert needed({})[:4] == [Run(BASELINE, 10), Run("a", 10), Run(BASELINE, 11), Run("a", 11)]
+    assert len(needed({})) == 12
+    ahead = losses([-1.0]) | {Run("a", 12): 3.0}
+    assert needed(ahead)[:3] == [Run(BASELINE, 11), Run("a", 11), Run(BASELINE, 12)]
+    assert standing(EXPERIMENT, IDEA, ahead).differences == [-1.0]
+
+
+def test_an_idea_at_its_bar_needs_fresh_pairs_and_nothing_else():
+    runs = needed(losses(BETTER[:4]))
+    assert {run.seed for run in runs} == set(range(900, 900 + CONFIRMATION))
+    assert {run.name for run in runs} == {BASELINE, "a"}
+    fresh = losses([-0.5, -0.6, -0.4, -0.7, -0.5, -0.3, -0.6, -0.5], first=900)
+    assert needed(losses(BETTER[:4]) | fresh) == []
+    stand = standing(EXPERIMENT, IDEA, losses([*BETTER[:4], 9.0]) | fresh)
+    assert stand.decision == ("adopted", 4)
+    assert stand.counted == pytest.approx(BETTER[:4])
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.1, 0.2, 0.1, 0.2], "rejected"),
+        ([0.0] * 4, "rejected"),
+        ([-1.0, math.inf], "rejected"),
+        ([-1.0, -0.5, -1.2, 0.4, -1.3, 0.3], "out of pairs"),
+    ],
+)
+def test_an_idea_that_is_rejected_needs_nothing(differences, verdict):
+    known = losses(differences)
+    assert standing(EXPERIMENT, IDEA, known).decision.step == verdict
+    assert needed(known) == []
+
+
+def test_a_baseline_that_diverges_ends_everything():
+    known = losses([-1.0]) | {Run(BASELINE, 11): None, Run("a", 11): 2.0}
+    with pytest.raises(ValueError, match="baseline,seed=11 diverged: a stream needs a baseline that trains"):
+        needed(known)
+
+
+def test_progress_says_how_many_pairs_may_come():
+    first = state_of_idea(EXPERIMENT, IDEA, losses([-1.0, -1.1]))
+    assert idea_in_words(IDEA, first) == "2 pairs, at most 6"
+    confirming = state_of_idea(EXPERIMENT, IDEA, losses(BETTER[:4]) | losses([-0.5], first=900))
+    assert idea_in_words(IDEA, confirming) == "1 of 8 pairs that confirm it"
+
+
+def test_workers_train_what_an_idea_needs_and_no_more(experiment):
+    idea = {"place": 1, "bar": 5.0, "most": 6, "fresh": 900, "because": ""}
+    plan = experiment({"a": {"effect": -0.5}}, looks=(6,), first_seed=10, idea=idea)
+    assert plan.idea == Idea(**idea)
+    work(plan.out)
+    trained = (plan.out / "started.txt").read_text().split()
+    assert len(trained) == len(set(trained))
+    stand = standing(plan.experiment, plan.idea, losses_of(results_of(plan)))
+    assert stand.decision.step == "adopted"
+    pairs = [*range(10, 10 + stand.decision.pairs), *range(900, 908)]
+    assert set(trained) == {f"{name},seed={seed}" for name in (BASELINE, "a") for seed in pairs}
+    assert not Plan.read(plan.out).state(losses_of(results_of(plan))).needed

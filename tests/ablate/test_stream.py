@@ -1,0 +1,187 @@
+"""A stream's folder: its ideas in order, the baseline as it is now, seeds, and verdicts."""
+
+import json
+
+import pytest
+import yaml
+
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.plan import digest
+from lightning_llm.ablate.results import results_of
+from lightning_llm.ablate.stream import (
+    CURRENT,
+    STREAM,
+    VERDICT,
+    Stream,
+    asked_of,
+    begin,
+    first_seed,
+    folder_of,
+    idea_at,
+    is_settled,
+    run_seconds,
+    settings,
+    store_verdict,
+    verdict_of,
+)
+from lightning_llm.ablate.worker import work
+from lightning_llm.statistics.stream import StreamRule
+
+CONTENT = {
+    "asked": {"baseline": {"base.yaml": "0" * 64}, "options": []},
+    "alpha": 0.05,
+    "most": 8,
+    "workers": None,
+    "environment": {"package": "1"},
+}
+
+
+@pytest.fixture
+def stream(tmp_path, experiment):
+    """``stream(effect, name)``: another idea of a stream, trained by the stand-in; its plan."""
+    out = tmp_path / "s"
+    begin(out, CONTENT)
+    (out / "ideas").mkdir()
+
+    def add(effect, name="a", *, bar=5.0, **config):
+        now = Stream.read(out)
+        idea = idea_at(StreamRule(most=8), now.place, len(now.adopted), "a reason")
+        first = first_seed(now.place, len(now.adopted), again=False)
+        configs = {"asked_configs": {BASELINE: digest("base"), name: digest([name, effect])}}
+        content = {"looks": (8,), "first_seed": first, "idea": {**idea.__dict__, "bar": bar}, **configs}
+        variants = {name: {"effect": effect, "options": {"model.x": 1}, **config}}
+        plan = experiment(variants, out=f"s/ideas/{folder_of(now.place, name)}", **content)
+        work(plan.out)
+        return plan
+
+    return add
+
+
+def end(plan, **stopped):
+    verdict = verdict_of(plan, results_of(plan), **stopped)
+    store_verdict(Stream.read(plan.out.parents[1]), plan, verdict)
+    return verdict
+
+
+def test_an_adopted_idea_is_the_baseline_from_then_on(stream, tmp_path):
+    out = tmp_path / "s"
+    assert Stream.read(out).baseline() is None
+    plan = stream(-0.5)
+    assert is_settled(plan, results_of(plan))
+    assert yaml.safe_load(Stream.read(out).baseline().read_text())["effect"] == 0.0
+    verdict = end(plan)
+    assert verdict["verdict"] == "adopted"
+    assert verdict["confirmation"]["pairs"] == 8
+    assert verdict["confirmation"]["interval"][1] < 0
+    assert verdict["because"] == "a reason"
+    assert verdict["difference"] == pytest.approx(-0.5, rel=0.01)
+    now = Stream.read(out)
+    assert [idea["place"] for idea in now.adopted] == [1]
+    assert yaml.safe_load(now.baseline().read_text())["effect"] == -0.5
+    current = (out / CURRENT).read_text()
+    assert yaml.safe_load(current)["effect"] == -0.5
+    assert "1. a (-0.50" in current
+    assert (now.place, now.unfinished) == (2, None)
+    assert first_seed(2, 1, again=False) == 1000
+    assert now.rule == StreamRule(0.05, 8)
+
+
+def test_a_useless_idea_leaves_the_baseline(stream, tmp_path):
+    plan = stream(0.1)
+    assert Stream.read(tmp_path / "s").unfinished == plan.out
+    verdict = end(plan)
+    assert (verdict["verdict"], verdict["pairs"], verdict["confirmation"]) == ("rejected", 4, None)
+    assert verdict["reason"] == "the evidence is below 1"
+    now = Stream.read(tmp_path / "s")
+    assert yaml.safe_load(now.baseline().read_text())["effect"] == 0.0
+    assert now.unfinished is None
+    assert "No idea was adopted yet" in (tmp_path / "s" / CURRENT).read_text()
+
+
+@pytest.mark.parametrize(
+    ("effect", "config", "reason"),
+    [
+        (0.0, {}, "its runs are bit-identical to the baseline's"),
+        (-0.5, {"diverges": [2]}, "a run of it diverged"),
+        (-0.5, {"diverges": [1_001_401]}, "a run of it diverged"),
+    ],
+)
+def test_the_reason_says_why_an_idea_was_rejected(stream, effect, config, reason):
+    verdict = end(stream(effect, **config))
+    assert (verdict["verdict"], verdict["reason"]) == ("rejected", reason)
+
+
+def test_pairs_that_do_not_reach_the_bar_are_used_up(stream):
+    verdict = end(stream(-0.5, bar=1e30))
+    assert (verdict["verdict"], verdict["pairs"]) == ("out of pairs", 8)
+    assert verdict["reason"] == "8 pairs have not reached the bar"
+    assert 1 < verdict["evidence"] < verdict["bar"]
+
+
+def test_an_idea_that_is_stopped_says_why_and_a_verdict_is_not_overruled(stream):
+    plan = stream(-0.5)
+    some = {run: result for run, result in results_of(plan).items() if run.seed < 2}
+    assert not is_settled(plan, some)
+    stopped = verdict_of(plan, some, stopped="given up")
+    assert (stopped["verdict"], stopped["reason"], stopped["pairs"]) == ("out of pairs", "given up", 2)
+    assert verdict_of(plan, results_of(plan), stopped="given up")["verdict"] == "adopted"
+    none = verdict_of(plan, {}, stopped="given up")
+    assert (none["difference"], none["interval"], none["pairs"], none["runs"]) == (None, None, 0, 0)
+
+
+def test_a_verdict_has_no_loss_of_a_seed(stream):
+    plan = stream(-0.5)
+    losses = {str(result.loss) for result in results_of(plan).values()}
+    text = json.dumps(end(plan))
+    assert losses
+    assert not any(loss in text for loss in losses)
+
+
+def test_the_time_of_runs_leaves_out_those_of_other_ideas(stream):
+    plan = stream(0.1)
+    assert run_seconds(plan, results_of(plan)) == len(results_of(plan)) == 8
+    (plan.run_dir(next(iter(results_of(plan)))) / "reused_from").write_text("0001-a\n")
+    assert run_seconds(plan, results_of(plan)) == 7
+
+
+def test_the_same_idea_is_found_and_another_one_is_not(stream, tmp_path):
+    plan = stream(0.1)
+    end(plan)
+    now = Stream.read(tmp_path / "s")
+    asked = asked_of(plan.content)
+    assert now.same_as(asked)["place"] == 1
+    for field in asked:
+        assert now.same_as({**asked, field: "another"}) is None
+
+
+def test_each_place_has_seeds_that_nobody_has_seen():
+    rule, blocks = StreamRule(most=400), []
+    for place in (1, 2, 3):
+        own, fresh = first_seed(place, 0, again=True), idea_at(rule, place, 0, "").fresh
+        blocks += [set(range(own, own + 400)), set(range(fresh, fresh + 8))]
+    blocks += [set(range(first, first + 400)) for first in (first_seed(9, n, again=False) for n in range(3))]
+    assert len(set().union(*blocks)) == sum(map(len, blocks))
+
+
+def test_a_changed_file_is_refused(stream, tmp_path):
+    end(stream(0.1))
+    verdict = tmp_path / "s" / "ideas" / folder_of(1, "a") / VERDICT
+    content = json.loads(verdict.read_text())
+    verdict.write_text(json.dumps({**content, "verdict": "adopted"}))
+    with pytest.raises(ValueError, match=r"verdict.json was changed after the start"):
+        Stream.read(tmp_path / "s")
+    content |= {"place": 2}
+    del content["hash"]
+    verdict.write_text(json.dumps({**content, "hash": digest(content)}))
+    with pytest.raises(ValueError, match="not numbered from 1"):
+        Stream.read(tmp_path / "s")
+    (tmp_path / "s" / STREAM).unlink()
+    with pytest.raises(ValueError, match=r"holds no stream.json: give the folder of a stream"):
+        Stream.read(tmp_path / "s")
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0.9}, {"most": 3}, {"most": 401}, {"workers": 0}])
+def test_settings_are_checked(wrong):
+    assert settings(None, None, None) == {"alpha": 0.05, "most": 24, "workers": None}
+    with pytest.raises(ValueError, match=f"ablate try: {next(iter(wrong))} is"):
+        settings(**{"alpha": None, "most": None, "workers": None, **wrong})

@@ -1,0 +1,298 @@
+"""``lightning-llm ablate try``: ideas one after another, with a stand-in for workers, and real runs (slow)."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_llm.__main__ import main
+from lightning_llm.ablate import reuse
+from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.results import losses_of, results_of
+from lightning_llm.ablate.stream import STREAM, Stream
+from tests.cli.test_ablate import CONFIG, the_line
+
+MLP, EPS = "model.architecture.mlp", "model.architecture.rms_norm_eps"
+RELU, GELU = f"{MLP}=relu", f"{MLP}=gelu"
+EFFECTS = {"relu": -0.5, "relu2": -0.3}  # of the MLP of a run; of all others nothing
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, text_file):
+    """A folder with a text and a config of a tiny baseline."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(text_file.read_text())
+    Path("base.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+class Trainer:
+    """In place of workers: writes what runs would write. ``most``: runs until it is interrupted."""
+
+    def __init__(self):
+        self.trained, self.most, self.fails, self.seconds = [], None, "", 1.0
+
+    def __call__(self, plan, workers, left_s):
+        if self.fails:
+            raise ValueError(self.fails)
+        reuse.take_needed(plan)
+        spent = 0.0
+        while needed := plan.state(losses_of(results_of(plan))).needed:
+            if self.most == 0:
+                raise KeyboardInterrupt
+            if spent >= left_s:
+                return
+            self.most = None if self.most is None else self.most - 1
+            self.trained.append(str(needed[0]))
+            self.write(plan, needed[0])
+            spent += self.seconds
+
+    def write(self, plan, run):
+        folder = plan.run_dir(run)
+        folder.mkdir(parents=True)
+        architecture = yaml.safe_load(plan.config(run.name).read_text())["model"]["architecture"]
+        noise = random.Random(f"{run.seed} {architecture['mlp']} {architecture['rms_norm_eps']}").gauss(0, 0.02)
+        loss = 2.0 + 0.01 * (run.seed % 7) + EFFECTS.get(architecture["mlp"], 0.0) + noise
+        stream = json.loads((plan.out.parents[1] / STREAM).read_text())
+        facts = {"validation_batches": "1", "batches": "2", "steps": plan.arms[run.name]["steps"]}
+        facts |= {"initial_values": {"embed": "2x2 float32 00"}, "batches_at": {"4": "3"}}
+        facts |= {**stream["environment"], "threads": plan.content["threads"], "seconds": self.seconds}
+        (folder / "summary.json").write_text(json.dumps({"val_loss": loss, **facts}))
+        (folder / "config.yaml").write_text("{}")
+        (folder / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    trainer = Trainer()
+    monkeypatch.setattr("lightning_llm.cli.ablate_try._train", trainer)
+    return trainer
+
+
+def attempt(*words, stream="s"):
+    return main(["ablate", "try", stream, "--baseline", "base.yaml", *words])
+
+
+def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, capsys):
+    assert attempt("--vary", RELU, "--because", "it is cheaper", "--json") == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["verdict"], verdict["place"], verdict["because"]) == ("adopted", 1, "it is cheaper")
+    assert verdict["options"] == {MLP: "relu"}
+    assert verdict["match"] == "flops"
+    assert verdict["steps"][1] > verdict["steps"][0]  # relu is narrower, and may take more steps
+    assert attempt("--vary", GELU) == 3
+    said = capsys.readouterr().out
+    assert "gelu: rejected (place 2 of the stream): the evidence is below 1." in said
+    second = Plan.read(Path("s/ideas/0002-gelu"))
+    assert yaml.safe_load(second.config(BASELINE).read_text())["model"]["architecture"]["mlp"] == "relu"
+    assert second.arms[BASELINE]["steps"] == verdict["steps"][1]
+    assert second.experiment.first_seed == 1000
+    assert yaml.safe_load(Path("s/baseline.yaml").read_text())["model"]["architecture"]["mlp"] == "relu"
+    assert main(["ablate", "try", "s", "--vary", f"{MLP}=geglu"]) == 3  # the baseline need not be named again
+    assert main(["ablate", "status", "s"]) == 0
+    status = capsys.readouterr().out
+    assert "3 ideas, adopted: 1. relu; " in status
+    assert "An idea at place 4 has to reach an evidence of" in status
+    assert main(["ablate", "report", "s"]) == 0
+    report = json.loads(Path("s/report.json").read_text())
+    assert [idea["verdict"] for idea in report["ideas"]] == ["adopted", "rejected", "rejected"]
+    assert report["gain"] == verdict["confirmation"]["difference"]
+
+
+def test_runs_of_the_baseline_are_shared_until_an_idea_is_adopted(folder, trainer):
+    assert attempt("--vary", GELU) == 3
+    assert trainer.trained == [f"{name},seed={seed}" for seed in range(4) for name in ("baseline", "gelu")]
+    trainer.trained.clear()
+    assert attempt("--vary", f"{MLP}=geglu") == 3
+    assert trainer.trained == [f"geglu,seed={seed}" for seed in range(len(trainer.trained))]
+    trainer.trained.clear()
+    assert attempt("--vary", RELU) == 0
+    assert "baseline,seed=0" not in trainer.trained
+    assert "baseline,seed=1003400" in trainer.trained
+    assert attempt("--vary", f"{EPS}=1e-4") == 3
+    assert "baseline,seed=1000" in trainer.trained
+    last = Stream.read(Path("s")).verdicts[-1]
+    assert last["runs"] == 8
+    assert last["run_seconds"] == 8.0
+
+
+def test_no_output_and_no_file_of_the_stream_shows_the_loss_of_a_seed(folder, trainer, capsys):
+    assert attempt("--vary", RELU) == 0
+    plan = Plan.read(Path("s/ideas/0001-relu"))
+    losses = {f"{result.loss:.4f}" for result in results_of(plan).values()}
+    main(["ablate", "status", "s"])
+    texts = [*capsys.readouterr(), *(Path("s", name).read_text() for name in ("report.json", "report.html"))]
+    assert losses
+    assert not any(loss in text for loss in losses for text in texts)
+    for words in (["status"], ["report"], ["extend", "--pairs", "2"]):
+        assert main(["ablate", words[0], "s/ideas/0001-relu", *words[1:]]) == 2
+        line = the_line(capsys)
+        assert "is an idea of a stream: lightning-llm ablate status s shows its verdict" in line
+        assert not any(loss in line for loss in losses)
+
+
+def test_the_same_idea_is_refused_unless_it_is_wanted_again(folder, trainer, capsys):
+    assert attempt("--vary", GELU) == 3
+    capsys.readouterr()
+    assert attempt("--vary", GELU) == 2
+    assert "this idea was tried before (place 1, rejected): --again tries it on fresh seeds" in the_line(capsys)
+    trainer.trained.clear()
+    assert attempt("--vary", GELU, "--again") == 3
+    assert trainer.trained[:2] == ["baseline,seed=1002000", "gelu,seed=1002000"]
+    assert all(int(run.rpartition("=")[2]) >= 1_002_000 for run in trainer.trained)
+    assert attempt("--vary", GELU, "--match", "tokens") == 3  # another comparison
+    assert [verdict["place"] for verdict in Stream.read(Path("s")).verdicts] == [1, 2, 3]
+
+
+def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
+    trainer.most = 3
+    assert attempt("--vary", GELU) == 130
+    assert "; the same command again continues" in capsys.readouterr().err
+    assert attempt("--vary", RELU) == 2
+    assert "0001-gelu is another idea, and has no verdict yet: lightning-llm ablate try s continues" in the_line(capsys)
+    trainer.most = 2
+    assert main(["ablate", "try", "s"]) == 130
+    trainer.most = None
+    assert attempt("--vary", GELU) == 3
+    assert len(trainer.trained) == len(set(trainer.trained)) == 8
+    assert [verdict["place"] for verdict in Stream.read(Path("s")).verdicts] == [1]
+    trainer.most = 3
+    assert attempt("--vary", RELU) == 130
+    assert "0002-relu has no verdict yet" in (main(["ablate", "status", "s"]), capsys.readouterr().out)[1]
+    assert main(["ablate", "try", "s", "--give-up"]) == 3
+    assert "relu: out of pairs (place 2 of the stream): given up." in capsys.readouterr().out
+    assert main(["ablate", "try", "s", "--give-up"]) == 2
+    assert "no idea of it was interrupted: give one with --vary" in the_line(capsys)
+
+
+def test_a_run_that_fails_leaves_the_idea_without_a_verdict(folder, trainer, capsys):
+    trainer.fails = "gelu,seed=0 failed: no space"
+    assert attempt("--vary", GELU) == 1
+    assert "gelu,seed=0 failed: no space; lightning-llm ablate try s tries again, and with --give-up" in the_line(
+        capsys
+    )
+    assert Stream.read(Path("s")).verdicts == []
+    trainer.fails = ""
+    assert attempt("--vary", GELU) == 3
+
+
+def test_a_budget_is_that_of_the_whole_stream(folder, trainer, capsys):
+    trainer.seconds = 60.0
+    assert attempt("--vary", GELU, "--budget", "2m") == 3
+    assert "out of pairs (place 1 of the stream): the budget of 2m is used up." in capsys.readouterr().out
+    assert len(trainer.trained) == 2
+    assert attempt("--vary", RELU, "--budget", "2m") == 2
+    assert "--budget 2m is used up: the runs of s took 2.0 minutes; give more" in the_line(capsys)
+    assert attempt("--vary", RELU, "--budget", "5h") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--vary", f"{MLP}=rleu"], "rleu"),
+        (["--vary", "model.architecture.mpl=relu"], "did you mean --model.architecture.mlp"),
+        (["--vary", MLP], "must be OPTION=VALUE"),
+        (["--vary", RELU, "--most", "3"], "most is 3"),
+        (["--vary", RELU, "--alpha", "0.7"], "alpha is 0.7"),
+        (["--vary", RELU, "--budget", "soon"], "--budget 'soon' is no time"),
+        (["--vary", RELU, "--because", "x" * 501], "because"),
+        (["--vary", RELU, "--match", "luck"], "luck"),
+        (["--vary", "trainer.max_steps=9"], "changes trainer.max_steps"),
+        (["--vary", "seed_everything=9"], "is set by the experiment"),
+        (["--vary", RELU, "--baseline", "none.yaml"], "none.yaml"),
+        ([], "s holds no stream.json: give --baseline CONFIG and --vary"),
+        (["--give-up"], "s holds no stream.json"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_folder(folder, trainer, capsys, words, says):
+    assert attempt(*words) == 2
+    assert says in the_line(capsys)
+    assert not Path("s").exists()
+
+
+def test_a_stream_stays_what_it_began_as(folder, trainer, capsys, monkeypatch):
+    assert attempt("--vary", GELU, "--trainer.max_steps", "5") == 3
+    capsys.readouterr()
+    for words, says in (
+        (["--alpha", "0.1"], "--alpha is not what s began with"),
+        (["--most", "9"], "--most is not what s began with"),
+        (["--trainer.max_steps", "7"], "--trainer.max_steps is not what s began with"),
+    ):
+        assert attempt("--vary", RELU, *words) == 2
+        assert says in the_line(capsys)
+    Path("base.yaml").write_text(yaml.safe_dump(CONFIG) + "# changed\n")
+    assert attempt("--vary", RELU) == 2
+    assert "--baseline is not what s began with" in the_line(capsys)
+    monkeypatch.setattr("lightning_llm.cli.ablate_try.environment", lambda setup: {"package": "another"})
+    assert main(["ablate", "try", "s", "--vary", RELU]) == 2
+    line = the_line(capsys)
+    assert "s began with another" in line
+    assert "restore it, or begin another stream" in line
+    assert [path.name for path in Path("s/ideas").iterdir()] == ["0001-gelu"]
+
+
+def test_the_text_of_a_stream_stays_too(folder, trainer, capsys):
+    assert attempt("--vary", GELU) == 3
+    Path("text.txt").write_text(Path("text.txt").read_text() * 2)
+    capsys.readouterr()
+    assert attempt("--vary", RELU) == 2
+    assert "s began with another text" in the_line(capsys)
+
+
+@pytest.mark.slow
+def test_kills_at_random_times_neither_repeat_a_run_nor_lose_one(folder):
+    """Two ideas with real runs: the verdicts are those of a stream that was never killed."""
+    rng = random.Random(0)
+    words = ["--baseline", "base.yaml", "--most", "5", "--json"]
+
+    def start(stream, idea):
+        command = [sys.executable, "-m", "lightning_llm", "ablate", "try", stream, *words, "--vary", idea]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+    ideas, kills = (RELU, f"{EPS}=1e-4"), 0
+    for idea in ideas:
+        undisturbed = start("whole", idea)
+        _, errors = undisturbed.communicate()
+        assert undisturbed.returncode in (0, 3), errors
+        for chance in (True, True, True, False):
+            process = start("killed", idea)
+            if chance:
+                time.sleep(rng.uniform(4, 12))
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    kills += 1
+            _, errors = process.communicate()
+            if process.returncode in (0, 3):
+                break
+    assert kills
+    first, second = (Stream.read(Path(name)).verdicts for name in ("whole", "killed"))
+    assert len(first) == len(second) == 2
+    for whole, killed in zip(first, second, strict=True):
+        for field in ("verdict", "pairs", "difference", "evidence", "bar", "confirmation"):
+            assert whole[field] == killed[field], field
+
+
+@pytest.mark.slow
+def test_two_calls_at_once_wait_for_each_other(folder):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "lightning_llm", "ablate", "try", "s", "--baseline", "base.yaml", "--vary", idea],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for idea in (RELU, GELU)
+    ]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode in (0, 3), errors
+    verdicts = Stream.read(Path("s")).verdicts
+    assert [verdict["place"] for verdict in verdicts] == [1, 2]
+    assert {verdict["name"] for verdict in verdicts} == {"relu", "gelu"}
