@@ -62,7 +62,7 @@ def check_loading(checkpoint: Mapping[str, Any], model: Any) -> None:
         validate(checkpoint, trainer.ckpt_path, needs, of_tensors=False)
     saved = ModelConfig(**checkpoint["hyper_parameters"]["architecture"])
     if differences := architecture_differences(saved, model.architecture):
-        problem = f"the checkpoint is of another architecture: {'; '.join(differences)}"
+        problem = f"the checkpoint has a different architecture: {'; '.join(differences)}"
         if trainer is not None and not is_fitting and saved.vocab_size != model.architecture.vocab_size:
             problem += "; on texts of another vocabulary, measure with lightning-llm evaluate RUN --data TEXT"
         raise ValueError(problem)

@@ -81,7 +81,7 @@ class InitialWeights(NamedTuple):
         if wanted.vocab_size is None:
             wanted = dataclasses.replace(wanted, vocab_size=data_attribute(data, "vocab_size"))
         if differences := architecture_differences(self.config, wanted, ignored=free_fields(wanted)):
-            faults.append(f"init_from {self.path} is of another architecture: {'; '.join(differences)}")
+            faults.append(f"init_from {self.path} has a different architecture: {'; '.join(differences)}")
         used = tokenizer_of(data)
         if used is not None and self.tokenizer is not None and not _are_alike(used.to_str(), self.tokenizer):
             faults.append(

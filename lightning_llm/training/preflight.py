@@ -95,8 +95,8 @@ def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
     variables = {**os.environ, "NODE_RANK": os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK")}
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not variables.get(name)]:
         raise ValueError(
-            f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, which would wait forever: "
-            f"{', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
+            f"trainer.num_nodes {num_nodes}: the other nodes cannot find this process, so it would wait for them "
+            f"forever: {', '.join(missing)} not set. Start the command on every node with torchrun or SLURM "
             "(docs/distributed.md), or set these variables there"
         )
 
