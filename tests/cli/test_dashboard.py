@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -18,7 +17,9 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pytest
+from PIL import Image
 
+from docs import screenshot
 from lightning_llm.__main__ import main
 from lightning_llm.training.callbacks.dashboard import LAYOUT
 
@@ -248,79 +249,13 @@ def test_bad_input_is_one_line(words, says, tmp_path, monkeypatch, error_line):
 
 # -- the page in a browser --------------------------------------------------------------------------------------------
 
-TEXT = """(() => {
-  const text = node => node.nodeType === 3 ? node.data
-    : ['STYLE', 'SCRIPT'].includes(node.tagName) ? ''
-    : [...(node.shadowRoot ? node.shadowRoot.childNodes : []), ...node.childNodes].map(text).join(' ');
-  return new Promise(done => {
-    const look = () => {
-      const found = text(document.body).replace(/\\s+/g, ' ');
-      WORDS.every(word => found.includes(word)) ? done(found) : setTimeout(look, 100);
-    };
-    look();
-  });
-})()"""
-
-
-class Browser:
-    """A Chromium without a window, spoken to over two pipes in the DevTools protocol."""
-
-    def __init__(self, executable, folder):
-        read_here, write_there = os.pipe()
-        read_there, write_here = os.pipe()
-        self._from, self._to, self._number, self._rest = read_here, write_here, 0, b""
-        words = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--remote-debugging-pipe"]
-        # its side of the pipes are descriptors 3 and 4
-        plumbing = f'exec 3<&{read_there} 4>&{write_there}; exec "$@"'
-        self._process = subprocess.Popen(
-            ["bash", "-c", plumbing, "-", executable, *words, f"--user-data-dir={folder}", "about:blank"],
-            pass_fds=(read_there, write_there),
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(read_there)
-        os.close(write_there)
-
-    def call(self, method, session=None, **parameters):
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        os.write(self._to, json.dumps({**message, "sessionId": session} if session else message).encode() + b"\0")
-        while (answer := self._read()).get("id") != self._number:
-            pass
-        return answer.get("result", answer)
-
-    def page_text(self, address, words):
-        """All text of a page, once each of the words is on it."""
-        session = self.call("Target.attachToTarget", targetId=self._new_page(address), flatten=True)["sessionId"]
-        code = TEXT.replace("WORDS", json.dumps(words))
-
-        def look():  # without a value while the page is still being made
-            return self.call("Runtime.evaluate", session=session, expression=code, awaitPromise=True).get("result", {})
-
-        return until(look, lambda result: "value" in result)["value"]
-
-    def _new_page(self, address):
-        return self.call("Target.createTarget", url=address)["targetId"]
-
-    def close(self):
-        self._process.kill()
-        self._process.wait()
-        os.close(self._from)
-        os.close(self._to)
-
-    def _read(self):
-        while b"\0" not in self._rest:
-            assert select.select([self._from], [], [], PATIENCE)[0], "the browser does not answer"
-            self._rest += os.read(self._from, 2**16)
-        message, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(message)
-
 
 @pytest.fixture
 def browser(tmp_path):
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
-    browser = Browser(executable, tmp_path / "browser")
+    try:
+        browser = screenshot.Browser(screenshot.find_chromium(), tmp_path / "browser")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
     yield browser
     browser.close()
 
@@ -340,3 +275,17 @@ def test_the_page_shows_the_charts(runs, browser):
         samples = browser.page_text(f"{address}#text", ["samples", "step 6", "Abc", *NAMES])
         assert "No text data" not in samples
         browser.page_text(f"{address}#hparams", ["Hyperparameters", "hidden_size", "val_loss", "val_bits_per_byte"])
+
+
+@pytest.mark.slow
+def test_the_screenshot_has_two_charts_and_the_lists_of_their_curves(runs, browser, tmp_path):
+    with dashboard("runs", "--port", "0") as (_, address, _):
+        until(lambda: ask(address, "data/plugin/scalars/tags"), lambda tags: len(tags) == 2)
+        session = browser.open(address + screenshot.PAGE)
+        charts = browser.evaluate(session, screenshot.CHARTS)
+        (tmp_path / "charts.png").write_bytes(browser.screenshot(session, charts))
+    assert len(charts) == 2
+    picture = Image.open(tmp_path / "charts.png").convert("RGB")
+    lists = picture.crop((0, picture.height * 2 // 3, *picture.size))
+    count = {color: number for number, color in lists.getcolors(lists.width * lists.height)}
+    assert all(count.get(color, 0) > 1000 for color in ((255, 112, 67), (0, 119, 187)))  # those of the two runs

@@ -24,7 +24,7 @@ from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 LAYOUT = {
     "loss": {
         "training and validation, nats/token": [f"^{metrics.TRAIN_LOSS}$", f"^{metrics.VAL_LOSS}$"],
-        "both texts read the same way, nats/token": [f"^{metrics.TRAIN_LOSS_EVAL}$", f"^{metrics.VAL_LOSS}$"],
+        "both texts evaluated the same way, nats/token": [f"^{metrics.TRAIN_LOSS_EVAL}$", f"^{metrics.VAL_LOSS}$"],
     },
     "optimization": {
         "learning rate": [f"^{metrics.LEARNING_RATE}$", f"^{metrics.LEARNING_RATE}/"],
