@@ -172,7 +172,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """Time and memory per token along each size, of both sides; below them the parts of each start as bars."""
     starts = [row for row in rows if row.parts_s]
     sizes = panels((row for row in rows if not row.parts_s), ["axis", "dtype"])
-    costs = {f"time, µs/token{LOWER}": (1e6, time_per_token), f"peak, KiB/token{LOWER}": (2**-10, memory_per_token)}
+    costs = {"time, µs/token": (1e6, time_per_token), "peak, KiB/token": (2**-10, memory_per_token)}
     grid: dict[str, Any] = {"rows": 2 * bool(sizes) + bool(starts), "columns": len(sizes) or 1}
     with chart(path, title, height=2.3 * grid["rows"], sharey="row", **grid, **options) as axes:
         for place, group in enumerate(sizes.values()):
@@ -180,7 +180,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 series = defaultdict(list)
                 for row in group:
                     series[row.variant].append((row.value, scale * cost(row)))
-                lines(line[place], series, group[0].axis, "" if place else label)
+                lines(line[place], series, group[0].axis, "" if place else f"{label}\n{LOWER.strip()}")
         if sizes:
             legend(axes[0, 0], fontsize=9)
         if starts:

@@ -261,7 +261,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 most = max(max(row.changes) for row in own)
                 line[0].set(ylabel="mean change of activations", yscale="log", ylim=(None, 1e4 * most))  # the legend's
             else:
-                line[0].set(ylabel=f"validation loss, nats/character{LOWER}")
+                line[0].set(ylabel=f"validation loss, nats/character\n{LOWER.strip()}")
                 best = min(min(row.losses) for row in own)
                 line[0].set_ylim(0.97 * best, 1.4 * best)
 

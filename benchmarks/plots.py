@@ -71,12 +71,12 @@ PLOTS = {
     "benchmarks/memory-scaling-cpu.png": Plot(
         memory_scaling.draw,
         "benchmarks/memory-scaling-cpu",
-        "Peak memory of one SwiGLU MLP, 1,024 → 4,096, forward and backward",
+        "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units",
     ),
     "benchmarks/baselines-cpu.png": Plot(
         baselines.draw,
         "benchmarks/baselines-cpu",
-        "Whole training steps: 6 layers, 384 wide, 64 rows of 256, 2 CPU cores; ours keeps freed memory",
+        "Whole training steps: 6 layers, 384 wide, 64 rows of 256 characters, 2 CPU cores",
     ),
     "benchmarks/techniques-cpu.png": Plot(
         techniques.draw,

@@ -1,5 +1,6 @@
 """The plots of an experiment's report: differences, losses during training, tuning, and cost."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,10 @@ def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     axis, colors, rows = axes[0], _colors(report), labeled(report)
     if report["delta"] is not None:
         axis.axvspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
-    axis.axvline(0, color=axis.xaxis.label.get_color(), lw=0.8)
+    # the line at 0 has a gap for the words above each interval that contains 0
+    around = [place for place, (_, row) in enumerate(rows) if row["interval"] and math.prod(row["interval"]) < 0]
+    edges = [-0.8, *(place + gap for place in around for gap in (-0.46, -0.14)), len(rows) - 0.4]
+    axis.vlines([0] * (len(edges) // 2), edges[::2], edges[1::2], color=axis.xaxis.label.get_color(), lw=0.8)
     for place, (name, row) in enumerate(rows):
         if row["difference"] is None:
             words = row["note"] or row["verdict"]

@@ -13,6 +13,7 @@ from lightning_llm.io.untrusted import number_in
 COLORS = {
     **dict.fromkeys(("ours", "fit", "cached", "measured", "AdamW", "MuonAdamW"), "#d5443a"),
     **{"ours 0": "#d08200", "ours 2": "#b84a9c", "checkpoint": "#3b82c4", "notebook": "#a0744b", "liger": "#5a9e3d"},
+    **dict.fromkeys(("own operators", "chunked loss", "memory-optimized"), "#d5443a"),  # ours, of the techniques
     **{"transformers": "#8e6fc1", "litgpt": "#2a9d8f", "torch": "#56a4d9"},
     "": GRAY,
 }
@@ -140,9 +141,10 @@ def bar_plot(*measures: Measure, by: Sequence[str] = ("shape", "dtype"), log: bo
         height = 0.6 * len(count) + 0.25 * sum(count)
         with chart(path, title, height=height, rows=len(count), columns=len(measures), **options) as axes:
             for line, (name, group) in zip(axes, groups.items(), strict=True):
-                line[0].set(title=name, ylim=(len(group) - 0.4, -0.6))
+                line[0].set(ylim=(len(group) - 0.4, -0.6))
                 line[0].set_yticks(range(len(group)), [row.variant for row in group])
                 for axis, measure in zip(line, measures, strict=True):
+                    axis.set_title(name)
                     _bars(axis, group, measure, log=log)
             for axis, measure in zip(axes[-1], measures, strict=True):
                 axis.set(xlabel=measure.label, xscale="log" if log else "linear")
