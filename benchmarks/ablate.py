@@ -17,7 +17,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from scipy import special
 
-from benchmarks import ablate_looks
+from benchmarks import ablate_looks, parts
 from benchmarks.ablate_experiments import TEXT, Experiment, killed, workplace
 from benchmarks.ablate_throughput import throughput
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
@@ -58,17 +58,6 @@ COLUMNS: Columns = {
     **{"s": ("total_s", 1, ".2f"), "runs/hour": ("runs_per_hour", 1, ".0f"), "x loop": ("speedup", 1, ".1f")},
     **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
 }
-
-
-def parse(text: str) -> Callable[[Request], Iterator[Row]]:
-    """The part of that name.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if text not in PARTS:
-        raise ValueError(f"shapes {text!r}: there are {', '.join(PARTS)}")
-    return PARTS[text]
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -260,12 +249,6 @@ PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "wo
 PARTS |= {"throughput": throughput, **ablate_looks.PARTS}
 
 
-def check(rows: Sequence[Row]) -> None:
-    """Fail if something is not as it should be."""
-    if problems := [problem for row in rows for problem in row.problems or ()]:
-        raise RuntimeError("; ".join(problems))
-
-
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """The share of verdicts if there is one, else the seconds of the runs, or their number."""
     fields = {"found": "share of verdicts", "runs_per_hour": "runs per hour", "runs": "runs"}
@@ -276,11 +259,11 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),
-    parse=parse,
+    parse=parts.named(PARTS),
     devices=("cpu",),
     dtypes=("float32",),  # the precision is that of fit
     columns=COLUMNS,
     draw=draw,
     files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
-    check=check,
+    check=parts.check,
 )

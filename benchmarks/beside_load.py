@@ -33,13 +33,12 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.digest import digest
+from benchmarks.start_up import CONFIG, ROOT
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row, ratios, write_rows
 from lightning_llm.checkpoints.names import step_files
 from lightning_llm.io.console import Console
 
-ROOT = Path(__file__).resolve().parents[1]
-CONFIG = ROOT / "configs" / "shakespeare-char.yaml"
 NOT_DEFAULT = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STEPS, KILLED_STEPS = 20, 40
 WAYS: dict[str, dict[str, str]] = {"bounded waiting (default)": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.steps import seconds_of
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row, columns, ratios
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.measure.meter import tensors_in
-from lightning_llm.measure.timer import now, seconds_of
+from lightning_llm.measure.timer import now
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim.adamw import AdamW

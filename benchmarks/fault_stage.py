@@ -4,16 +4,15 @@ The run is started, ended by a fault, resumed as a user would, with ``--ckpt_pat
 nothing was saved, and compared at its end with an undisturbed one.
 """
 
-import contextlib
 import dataclasses
 import math
 import re
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from benchmarks.fault_process import MOMENT, Ended, Forker
 from lightning_llm.checkpoints.names import BEST, step_files
@@ -119,7 +118,7 @@ class Stage:
         if afresh:
             self.begun = self.saved = 0
         resume, self.runs = (["--ckpt_path", "last"] if self.saved else []), self.runs + 1
-        port, arguments = str(_free_port()), ["fit", "--config", "tiny.yaml", *words, *resume]
+        port, arguments = str(find_free_network_port()), ["fit", "--config", "tiny.yaml", *words, *resume]
         threads = torch.get_num_threads() if self.processes == 1 else 1  # as fit, and as torchrun has it
         children: list[dict[str, Any]] = []
         for rank in range(self.processes):
@@ -185,7 +184,7 @@ class Stage:
             self.problems.append(f"no result to compare: {type(error).__name__} {error}")
             return
         for name, value in truth.checkpoint.items():
-            if not _same(ours.checkpoint[name], value):
+            if not is_same(ours.checkpoint[name], value):
                 self.problems.append(f"wrong result: {name} differs from the undisturbed run")
         if ours.best_step != truth.best_step:
             self.problems.append(f"wrong result: best.ckpt is of step {ours.best_step}, not {truth.best_step}")
@@ -215,12 +214,6 @@ def _as_torchrun(rank: int, port: str) -> dict[str, str]:
     return {name: str(value) for name, value in names.items()} | job
 
 
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
-
-
 def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
@@ -229,13 +222,14 @@ def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in CURVES}
 
 
-def _same(first: Any, second: Any) -> bool:
+def is_same(first: Any, second: Any) -> bool:
+    """Whether two parts of checkpoints are the same, bit for bit."""
     if torch.is_tensor(first):
         return torch.is_tensor(second) and torch.equal(first, second)
     if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(_same(first[name], second[name]) for name in first)
+        return first.keys() == second.keys() and all(is_same(first[name], second[name]) for name in first)
     if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(_same, first, second))
+        return len(first) == len(second) and all(map(is_same, first, second))
     return bool(first == second)
 
 

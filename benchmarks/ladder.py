@@ -25,7 +25,7 @@ import numpy as np
 import yaml
 from scipy import stats
 
-from benchmarks import ladder_coverage
+from benchmarks import ladder_coverage, parts
 from benchmarks.runs import ROOT, fit
 from lightning_llm.accounting.dial import LR, Dial, dial, parse_size, with_options
 from lightning_llm.bench.harness import Bench, Request
@@ -146,8 +146,7 @@ def _tilt(flops: Sequence[float], best: Sequence[Sequence[float]]) -> dict[str, 
 
 def check(rows: Sequence[Row]) -> None:
     """Fail if the default's rate does not carry over, a larger model is worse, or intervals do not cover."""
-    if problems := [problem for row in rows for problem in row.problems or ()]:
-        raise RuntimeError("; ".join(problems))
+    parts.check(rows)
     rows = [row for row in rows if row.shape != COVERAGE]
     for row in (row for row in rows if row.tilt is not None and row.variant.startswith(f"{DEFAULT}:")):
         if not row.tilt_low <= 0 <= row.tilt_high and abs(row.moved) > MOST_MOVED:

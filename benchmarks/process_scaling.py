@@ -27,13 +27,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.steps import process_group, seconds_of
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, lines, panels
-from lightning_llm.bench.processes import in_fresh_processes, process_group
+from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.rows import MIB, Columns, Row, columns
 from lightning_llm.bench.workloads import Sizes, model_config
 from lightning_llm.io.charts import chart, legend
-from lightning_llm.measure.timer import seconds_of
 from lightning_llm.training.module import LanguageModel
 
 PREDICTED = (8, 64)

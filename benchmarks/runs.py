@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import parts
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Row, columns
@@ -28,17 +29,6 @@ RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
     ],
 }
 draw = bar_plot(Measure("val_loss", 1, f"validation loss, nats/token{LOWER}"))
-
-
-def parse(shape: str) -> list[tuple[str, int | None, list[str]]]:
-    """The runs of that name.
-
-    Raises:
-        ValueError: There are none.
-    """
-    if shape not in RUNS:
-        raise ValueError(f"shapes {shape!r}: there are {', '.join(RUNS)}")
-    return RUNS[shape]
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -82,7 +72,7 @@ def fit(words: Sequence[str], folder: str, **environment: str) -> tuple[dict[str
 BENCH = Bench(
     run=run,
     shapes=["quickstart"],
-    parse=parse,
+    parse=parts.named(RUNS),
     dtypes=("float32",),  # each config has its own
     columns={**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")},
     draw=draw,

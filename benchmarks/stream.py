@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import parts
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row
@@ -113,23 +114,6 @@ def _true(request: Request) -> Iterator[Row]:
 PARTS = {"useless": _useless, "true": _true}
 
 
-def parse(text: str) -> Callable[[Request], Iterator[Row]]:
-    """The part of that name.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if text not in PARTS:
-        raise ValueError(f"shapes {text!r}: there are {', '.join(PARTS)}")
-    return PARTS[text]
-
-
-def check(rows: Sequence[Row]) -> None:
-    """Fail if useless ideas are adopted too often."""
-    if problems := [problem for row in rows for problem in row.problems or ()]:
-        raise RuntimeError("; ".join(problems))
-
-
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """The share of streams with an adoption, or of true ideas that are adopted."""
     field = "any" if rows[0].any is not None else "power"
@@ -139,11 +123,11 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),
-    parse=parse,
+    parse=parts.named(PARTS),
     devices=("cpu",),
     dtypes=("float32",),
     columns=COLUMNS,
     draw=draw,
     files=("lightning_llm/statistics/stream.py",),
-    check=check,
+    check=parts.check,
 )

@@ -1,14 +1,12 @@
-"""Measurements in processes of their own: fresh ones, and groups that train together.
+"""Measurements in fresh processes.
 
 Loads no torch: a fresh process imports this module first, and what it imports counts in the memory measured there.
 """
 
-import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import timedelta
 from typing import TypeVar
 
 Job = TypeVar("Job")
@@ -46,23 +44,3 @@ def in_fresh_processes(
 
 def _without_errors() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
-@contextlib.contextmanager
-def process_group(rank: int, world: int, device: str, meeting: str) -> Iterator[None]:
-    """One of ``world`` processes, with a GPU or a thread each, which find each other by the file ``meeting``."""
-    import torch
-    import torch.distributed as dist
-
-    from lightning_llm.training.distributed import leave_groups
-
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    else:
-        torch.set_num_threads(1)
-    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
-    yield
-    dist.barrier()
-    leave_groups()

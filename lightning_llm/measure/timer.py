@@ -144,13 +144,6 @@ def now(device: str = "cpu") -> float:
     return time.perf_counter()
 
 
-def seconds_of(function: Callable[[], object], device: str = "cpu") -> float:
-    """How long a call takes, until the device has done all that it asked for."""
-    before = now(device)
-    function()
-    return now(device) - before
-
-
 def _mark(kind: str) -> Any:
     """Now: the time, or an event recorded on the current stream."""
     if kind != "cuda":

@@ -1,12 +1,10 @@
-"""Functions in processes of their own, and process groups."""
+"""Functions in processes of their own."""
 
 import os
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from lightning_llm.bench.processes import in_fresh_processes, process_group
+from lightning_llm.bench.processes import in_fresh_processes
 
 
 def _fail(job):
@@ -26,17 +24,3 @@ def test_a_fresh_process_loads_only_what_its_function_needs():
 def test_a_job_that_fails_is_named():
     with pytest.raises(RuntimeError, match="the bench failed: ValueError: job 3 is bad"):
         in_fresh_processes(_fail, [3], name="the bench")
-
-
-def _sum(job):
-    rank, meeting = job
-    with process_group(rank, 2, "cpu", meeting):
-        value = torch.tensor([float(rank + 1)])
-        dist.all_reduce(value)
-    return value.item(), dist.is_initialized()
-
-
-@pytest.mark.slow
-def test_a_group_finds_its_members_and_ends(tmp_path):
-    jobs = [(rank, str(tmp_path / "meeting")) for rank in range(2)]
-    assert in_fresh_processes(_sum, jobs, name="sum") == [(3.0, False)] * 2
