@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.docs.shell import WHOLE, Shell
 
 pytest_plugins = ["tests.tiny_run", "tests.figures"]
+needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 torch.set_num_threads(1)  # tests run side by side: two processes of two threads each on two cores take 20 times as long
 

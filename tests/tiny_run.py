@@ -1,11 +1,19 @@
-"""Fixtures: a tiny model that the command line trains in about a second. `conftest.py` loads them for all tests."""
+"""A tiny model that the command line trains in about a second, and its runs. `conftest.py` loads the fixtures."""
 
+import contextlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_llm.__main__ import main
 from lightning_llm.cli.train import cli_main
+from lightning_llm.runs.lock import LOCK
+from lightning_llm.runs.status import FAILED, FINISHED, write_status
 
 TINY = {
     "model.architecture.hidden_size": 32,
@@ -84,3 +92,72 @@ def refused(flags, tmp_path, monkeypatch, capsys):
 
 def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def summary(cli):
+    return json.loads((Path(cli.trainer.log_dir) / "summary.json").read_text())
+
+
+def weights(cli):
+    return {name: value.clone() for name, value in cli.model.state_dict().items()}
+
+
+def assert_same_weights(first, second):
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def curves(run):
+    """What TensorBoard shows of a run: (step, value) of each scalar."""
+    events = EventAccumulator(str(run)).Reload()
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    """``make_run("a/version_0", status)``: a run below ``runs`` that ended so, without training or a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, status=FAILED, *, checkpoint="", summary=None):
+        folder = Path("runs", name)
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("trainer: {}\n")
+        (folder / LOCK).write_text("1 host\n")
+        if status is not None:
+            write_status(folder, status, step=7, val_loss=2.5, reason="" if status == FINISHED else "why")
+        if checkpoint:
+            (folder / checkpoint).parent.mkdir(exist_ok=True)
+            (folder / checkpoint).write_bytes(b"x" * 5000)
+        if summary is not None:
+            (folder / "summary.json").write_text(summary)
+        return folder
+
+    return run
+
+
+def listed(*words):
+    """The rows of ``lightning-llm runs``, by run."""
+    assert main(["runs", *words, "--json", "list.json"]) == 0
+    return {row.pop("run").removeprefix("runs/"): row for row in json.loads(Path("list.json").read_text())}
+
+
+def killed_process():
+    """The id of a process that has ended."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return done.pid
+
+
+@contextlib.contextmanager
+def lock_held(run):
+    """Another process holds the lock of a run directory; yields its id."""
+    code = "import sys, time; from pathlib import Path; from lightning_llm.runs.lock import RunLock\n"
+    code += "RunLock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(600)"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        yield holder.pid
+    finally:
+        holder.kill()
+        holder.communicate()

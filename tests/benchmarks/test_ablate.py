@@ -1,10 +1,10 @@
 """The bench of ``ablate``: its predictions, comparisons and counts; whole experiments are slow."""
 
 import copy
-import json
 import random
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,13 +16,8 @@ from benchmarks.ablate_experiments import Experiment, differing, kill_all, kille
 
 
 @pytest.fixture
-def rows_of(tmp_path):
-    def rows(*words, status=0):
-        path = tmp_path / "rows.json"
-        assert main(["ablate", "--json", str(path), *words]) == status
-        return {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
-
-    return rows
+def rows_of(measured):
+    return partial(measured, "ablate")
 
 
 def test_predictions_are_those_that_are_known():

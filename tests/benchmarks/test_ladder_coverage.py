@@ -1,22 +1,16 @@
 """The simulated coverage of extrapolated intervals: what is counted, and when it fails."""
 
-import json
+from functools import partial
 
 import pytest
 
 from benchmarks import ladder_coverage
-from benchmarks.__main__ import main
 
 
 @pytest.fixture
-def rows_of(tmp_path, monkeypatch):
+def rows_of(measured, monkeypatch):
     monkeypatch.setattr(ladder_coverage, "DRAWS", 240)
-
-    def rows(status=0):
-        assert main(["ladder", "--shapes", "coverage", "--json", str(tmp_path / "rows.json")]) == status
-        return {row["variant"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
-
-    return rows
+    return partial(measured, "ladder", "--shapes", "coverage")
 
 
 def test_smooth_curves_are_covered_and_a_bend_is_not(rows_of, monkeypatch):

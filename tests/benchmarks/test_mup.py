@@ -1,6 +1,5 @@
 """The coordinate check and the transfer of learning rates, small."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from lightning_llm.bench.rows import Row
 
 
 @pytest.fixture
-def rows_of(tmp_path, monkeypatch, text_file):
+def rows_of(measured, tmp_path, monkeypatch, text_file):
     for name, value in {"CONTEXT": 16, "BATCH": 4, "STEPS": 4, "CHECK_STEPS": 3, "VALIDATION": 1}.items():
         monkeypatch.setattr(mup, name, value)
     monkeypatch.setattr(mup, "SEEDS", range(1))
@@ -20,10 +19,9 @@ def rows_of(tmp_path, monkeypatch, text_file):
     monkeypatch.setattr(mup, "BENCH", replace(mup.BENCH, check=lambda rows: None))
 
     def rows(*words):
-        path = tmp_path / "rows.json"
-        assert main(["mup", "--text", str(text_file), "--json", str(path), *words]) == 0
-        assert path.with_suffix(".png").stat().st_size > 5000
-        return {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
+        found = measured("mup", "--text", str(text_file), *words)
+        assert (tmp_path / "rows.png").stat().st_size > 5000
+        return found
 
     return rows
 

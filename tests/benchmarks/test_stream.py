@@ -1,6 +1,6 @@
 """The bench of the stream: shares of useless and of true ideas, and when it fails."""
 
-import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,16 +10,11 @@ from benchmarks.__main__ import main
 
 
 @pytest.fixture
-def rows_of(tmp_path, monkeypatch):
+def rows_of(measured, monkeypatch):
     monkeypatch.setattr(stream, "STREAMS", 3)
     monkeypatch.setattr(stream, "IDEAS", 20)
     monkeypatch.setattr(stream, "TRUE", 4)
-
-    def rows(*words, status=0):
-        assert main(["stream", "--json", str(tmp_path / "rows.json"), *words]) == status
-        return {row["variant"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
-
-    return rows
+    return partial(measured, "stream")
 
 
 def test_the_rule_stands_beside_keeping_whatever_is_lower(rows_of):

@@ -7,21 +7,7 @@ import torch
 
 from lightning_llm.optim import AdamW
 from lightning_llm.training import load_checkpoint, save_checkpoint
-
-
-def trained():
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    optimizer = AdamW(model.parameters(), lr=0.1)
-    for _ in range(3):
-        step(model, optimizer)
-    return model, optimizer
-
-
-def step(model, optimizer):
-    optimizer.zero_grad()
-    model(torch.ones(4, 3)).square().sum().backward()
-    optimizer.step()
+from tests.checkpoints.conftest import step, trained
 
 
 @pytest.mark.parametrize("kind", ["path", "file"])

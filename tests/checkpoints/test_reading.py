@@ -13,23 +13,8 @@ import torch
 
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import is_intact, load_transformer, read_checkpoint
-from lightning_llm.optim import AdamW
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
-
-
-def trained():
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    optimizer = AdamW(model.parameters(), lr=0.1)
-    for _ in range(3):
-        step(model, optimizer)
-    return model, optimizer
-
-
-def step(model, optimizer):
-    optimizer.zero_grad()
-    model(torch.ones(4, 3)).square().sum().backward()
-    optimizer.step()
+from tests.checkpoints.conftest import Code
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
@@ -56,14 +41,6 @@ def test_a_full_disk_is_named_as_such(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left on device"):
         write_atomically({}, tmp_path / "x.ckpt")
     assert os.listdir(tmp_path) == []
-
-
-class Code:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (str(self.path),))
 
 
 @pytest.mark.parametrize("variable", [None, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"])

@@ -22,6 +22,7 @@ from lightning_llm.cli.train import cli_main
 from lightning_llm.optim import AdamW, Constant
 from lightning_llm.training import LanguageModel, load_checkpoint, save_checkpoint
 from lightning_llm.training.initial_weights import read_initial_weights
+from tests.checkpoints.conftest import Code
 
 OPTIONS = [
     "--model.architecture.hidden_size=16",
@@ -243,14 +244,6 @@ def commands(path, options, tmp_path):
         "export": lambda: convert.run_export([str(path), str(tmp_path / "out")]),
         "consolidate": lambda: convert.run_consolidate([str(path), "--out", str(tmp_path / "out")]),
     }
-
-
-class Code:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (str(self.path),))
 
 
 @pytest.mark.parametrize("harm", ["code", "an edit"])

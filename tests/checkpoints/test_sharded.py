@@ -15,6 +15,7 @@ from lightning_llm.checkpoints.reading import (
 from lightning_llm.checkpoints.sharded import MARK, PROCESSES, Rows, write_folder
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.runs.find import find_checkpoint
+from tests.checkpoints.conftest import Code
 
 ROWS = torch.arange(10.0).view(5, 2)
 
@@ -125,14 +126,6 @@ def test_rows_that_nobody_has_are_missed(tmp_path):
     write(path, processes=1)
     with pytest.raises(ValueError, match="lacks rows of w"):
         read_checkpoint(path)
-
-
-class Code:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (str(self.path),))
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "shard-00001.pt"])

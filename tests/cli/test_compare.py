@@ -37,6 +37,7 @@ from lightning_llm.statistics.design import WORSE
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.ablate import conftest as ablate_conftest
 from tests.ablate.test_comparison import HASHES, groups
+from tests.tiny_run import killed_process
 
 
 def make(folder, mlp="swiglu", seed=1, **results):
@@ -478,12 +479,6 @@ def train(plan, name, seed):
 
 
 # ---- runs without a result
-
-
-def killed_process():
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    return done.pid
 
 
 @pytest.mark.parametrize(

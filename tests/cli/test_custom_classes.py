@@ -15,6 +15,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.cli.train import cli_main
 from lightning_llm.runs.options import short_options
 from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
+from tests.tiny_run import assert_same_weights, weights
 
 SHAKESPEARE = Path(__file__).parents[2] / "configs" / "shakespeare-char.yaml"
 RUN = Path("runs/run/version_0")
@@ -134,16 +135,6 @@ def run(mine, flags):
 
 def summary():
     return json.loads((RUN / "summary.json").read_text())
-
-
-def weights(cli):
-    return {name: value.clone() for name, value in cli.model.state_dict().items()}
-
-
-def assert_same_weights(first, second):
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
 
 
 def test_the_keys_of_a_config_go_to_a_subclass(run, capsys):

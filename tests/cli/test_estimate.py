@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,10 @@ ARCHITECTURE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "n
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(write_config):
     """``config(section={…}, …)`` writes a config and returns its path."""
-
-    def write(**sections):
-        sections.setdefault("model", {"architecture": ARCHITECTURE})
-        sections.setdefault("data", {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 2})
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(sections), encoding="utf-8")
-        return str(path)
-
-    return write
+    data = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 2}
+    return partial(write_config, model={"architecture": ARCHITECTURE}, data=data)
 
 
 def run(tmp_path, *words):

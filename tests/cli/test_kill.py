@@ -10,33 +10,20 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks import fault_stage
 from lightning_llm.__main__ import SPINS
 from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
 from tests.docs.shell import KILLED, PROCESS_ID, WHOLE, Shell
+from tests.tiny_run import curves
 
 STEPS, DEADLINE_S = 64, 240
 OPENMP = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-CONFIG = f"""
-model:
-  architecture: {{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, max_position_embeddings: 16,
-                  dropout: 0.1}}
-data: {{path: text.txt, tokenizer: char, context_length: 16, global_batch_size: 8, micro_batch_size: 4}}
-trainer:
-  accelerator: cpu
-  max_steps: {STEPS}
-  val_check_interval: 4
-  limit_val_batches: 2
-  log_every_n_steps: 3
-  gradient_clip_val: 1.0
-  enable_progress_bar: false
-  callbacks:
-    - class_path: lightning_llm.training.callbacks.RunCheckpoints
-      init_args: {{every_n_steps: 1, asynchronous: false}}
-"""
+SAVING = "{every_n_steps: 1, asynchronous: false}"
+CONFIG = fault_stage.CONFIG.replace(f"{{every_n_steps: {fault_stage.SAVED_EVERY}}}", SAVING).replace(
+    f"max_steps: {fault_stage.STEPS}", f"max_steps: {STEPS}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +71,6 @@ def kill_when(process, run, folder, before, moment, delay_s):
                 send(signal.SIGKILL, run)
             return process.wait() == KILLED
     return False
-
-
-def curve(run, name):
-    events = EventAccumulator(str(run))
-    events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 def newest_step(files):
@@ -152,24 +133,9 @@ def test_kills_change_nothing(start, tmp_path, text_file, asynchronous, wanted_k
         ours, theirs = (read_checkpoint(run / "checkpoints" / name) for run in (checkpoints.parent, other))
         assert ours["global_step"] == theirs["global_step"]
         for part in ("state_dict", "optimizer_states", "lr_schedulers"):
-            assert_same(ours[part], theirs[part])
+            assert fault_stage.is_same(ours[part], theirs[part]), part
     for name in ("train_loss", "val_loss", "learning_rate"):
-        assert curve(checkpoints.parent, name) == curve(other, name)
-
-
-def assert_same(first, second):
-    if torch.is_tensor(first):
-        assert torch.equal(first, second)
-    elif isinstance(first, dict):
-        assert first.keys() == second.keys()
-        for name in first:
-            assert_same(first[name], second[name])
-    elif isinstance(first, list):
-        assert len(first) == len(second)
-        for ours, theirs in zip(first, second, strict=True):
-            assert_same(ours, theirs)
-    else:
-        assert first == second
+        assert curves(checkpoints.parent)[name] == curves(other)[name]
 
 
 @pytest.mark.slow
@@ -195,6 +161,6 @@ def test_one_process_goes_on_as_two_and_sigterm_ends_both(start, tmp_path, text_
     assert start(tmp_path, "--ckpt_path=last", "--data.num_workers=1").wait() == 0
     said = (tmp_path / "out.txt").read_text()
     assert "trainer.devices: auto -> 2" in said
-    ours, theirs = curve(run, "val_loss"), curve(whole, "val_loss")
+    ours, theirs = curves(run)["val_loss"], curves(whole)["val_loss"]
     assert [step for step, _ in ours] == [step for step, _ in theirs]
     assert [value for _, value in ours] == pytest.approx([value for _, value in theirs], rel=1e-4)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,10 @@ LEAST_LINE = "the smallest that fits is "
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(write_config):
     """``config(section={…}, …)`` writes a config and returns its path."""
-
-    def write(name="config.yaml", **sections):
-        sections.setdefault("model", {"architecture": ARCHITECTURE})
-        sections.setdefault("data", {"context_length": 16, "global_batch_size": 8, "seed": 5})
-        path = tmp_path / name
-        path.write_text(yaml.safe_dump(sections), encoding="utf-8")
-        return str(path)
-
-    return write
+    data = {"context_length": 16, "global_batch_size": 8, "seed": 5}
+    return partial(write_config, model={"architecture": ARCHITECTURE}, data=data)
 
 
 def run(tmp_path, *words):

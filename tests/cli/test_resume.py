@@ -8,33 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.train import cli_main
 from lightning_llm.training.callbacks import StopOnSignal
+from tests.tiny_run import assert_same_weights, curves, weights
 
 RUN = Path("runs/run/version_0")
 FOLDER = RUN / "checkpoints"
 CONSTANT = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
 OFTEN = [{"class_path": "lightning_llm.training.callbacks.RunCheckpoints", "init_args": {"every_n_steps": 1}}]
-
-
-def curve(run, name):
-    events = EventAccumulator(str(run))
-    events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(name)]
-
-
-def weights(cli):
-    return {name: value.clone() for name, value in cli.model.state_dict().items()}
-
-
-def assert_same_weights(first, second):
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
 
 
 class Killed(BaseException):
@@ -75,7 +59,7 @@ def test_the_curve_goes_on_without_gap_or_overlap(tiny, monkeypatch, every):
     rest = tiny("fit", "--ckpt_path=last", **options)
     assert Path(rest.trainer.log_dir) == RUN
     for name in ("train_loss", "val_loss", "learning_rate", "train_loss_eval"):
-        assert curve(RUN, name) == curve(whole.trainer.log_dir, name), name
+        assert curves(RUN)[name] == curves(whole.trainer.log_dir)[name], name
     assert_same_weights(weights(whole), weights(rest))
 
 
@@ -97,7 +81,7 @@ def test_a_validation_that_was_owed_is_made_up_for(tiny, monkeypatch, capsys):
         assert leaving.value.code == 143
         assert [path.name for path in FOLDER.iterdir()] == ["step-00000003.ckpt"]
         tiny("fit", "--ckpt_path=last")
-        assert curve(RUN, "val_loss") == curve(whole.trainer.log_dir, "val_loss")
+        assert curves(RUN)["val_loss"] == curves(whole.trainer.log_dir)["val_loss"]
 
 
 def test_a_restart_at_each_step_changes_nothing(tiny, monkeypatch):
@@ -110,7 +94,7 @@ def test_a_restart_at_each_step_changes_nothing(tiny, monkeypatch):
     rest = tiny("fit", "--ckpt_path=last", **options)
     assert_same_weights(weights(whole), weights(rest))
     for name in ("train_loss", "val_loss"):
-        assert curve(RUN, name) == curve(whole.trainer.log_dir, name)
+        assert curves(RUN)[name] == curves(whole.trainer.log_dir)[name]
     ours, theirs = (read_checkpoint(run / "checkpoints/best.ckpt") for run in (RUN, Path(whole.trainer.log_dir)))
     assert ours["global_step"] == theirs["global_step"]
 
@@ -174,9 +158,9 @@ def test_another_text_is_refused(tiny, tmp_path, error_line, text_file):
 
 def test_evaluating_leaves_the_curves_alone(tiny):
     tiny("fit")
-    before = curve(RUN, "val_loss")
+    before = curves(RUN)["val_loss"]
     cli_main(["validate", "--ckpt_path", str(RUN)])
-    assert curve(RUN, "val_loss") == before
+    assert curves(RUN)["val_loss"] == before
     assert [path.name for path in RUN.parent.iterdir()] == ["version_0"]
 
 

@@ -11,41 +11,16 @@ import pytest
 from lightning_llm.__main__ import main
 from lightning_llm.cli import run_list
 from lightning_llm.io.console import Console
-from lightning_llm.runs.lock import LOCK
-from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, write_status
+from lightning_llm.runs.status import FINISHED, INTERRUPTED
+from tests.tiny_run import listed
 
 
-@pytest.fixture
-def make(tmp_path, monkeypatch):
-    """``make("a/version_0", status)``: a run below ``runs`` that ended so, without a checkpoint."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(name, status=FAILED, *, checkpoint="", summary=None):
-        folder = Path("runs", name)
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("trainer: {}\n")
-        (folder / LOCK).write_text("1 host\n")
-        if status is not None:
-            write_status(folder, status, step=7, val_loss=2.5, reason="" if status == FINISHED else "why")
-        if checkpoint:
-            (folder / checkpoint).parent.mkdir(exist_ok=True)
-            (folder / checkpoint).write_bytes(b"x" * 5000)
-        if summary is not None:
-            (folder / "summary.json").write_text(summary)
-        return folder
-
-    return run
-
-
-def listed(*words):
-    assert main(["runs", *words, "--json", "list.json"]) == 0
-    return {row.pop("run").removeprefix("runs/"): row for row in json.loads(Path("list.json").read_text())}
-
-
-def test_state_step_loss_size_and_age_are_listed(make, capsys):
-    finished = make("a/version_0", FINISHED, checkpoint="checkpoints/step-00000007.ckpt", summary='{"val_loss": 1.5}')
+def test_state_step_loss_size_and_age_are_listed(make_run, capsys):
+    finished = make_run(
+        "a/version_0", FINISHED, checkpoint="checkpoints/step-00000007.ckpt", summary='{"val_loss": 1.5}'
+    )
     os.link(finished / "checkpoints/step-00000007.ckpt", finished / "checkpoints/best.ckpt")
-    failed = make("a/version_1")
+    failed = make_run("a/version_1")
     for path in (failed, *failed.iterdir()):
         os.utime(path, (0, 0))
     rows = listed()
@@ -64,9 +39,9 @@ def test_state_step_loss_size_and_age_are_listed(make, capsys):
     assert "removable (ended without a result and without a checkpoint): lightning-llm runs clean\n" in said
 
 
-def test_clean_lists_and_removes_only_with_yes(make, capsys):
-    make("a/version_0", FINISHED, summary="{}")
-    useless = [make("a/version_1"), make("a/version_2", INTERRUPTED)]
+def test_clean_lists_and_removes_only_with_yes(make_run, capsys):
+    make_run("a/version_0", FINISHED, summary="{}")
+    useless = [make_run("a/version_1"), make_run("a/version_2", INTERRUPTED)]
     assert main(["runs", "clean"]) == 0
     said = capsys.readouterr().out
     assert [f"would remove {run}: " in said for run in useless] == [True, True]
@@ -111,8 +86,8 @@ def test_a_run_of_the_command_line_is_listed(tiny, capsys):
     assert Path("runs/run/version_0/checkpoints/best.ckpt").is_file()
 
 
-def test_no_torch_is_imported(make):
-    make("a/version_0")
+def test_no_torch_is_imported(make_run):
+    make_run("a/version_0")
     code = (
         "import sys; from lightning_llm.__main__ import main; assert main(['runs']) == 0; "
         "assert not {'torch', 'lightning'} & set(sys.modules)"
@@ -138,8 +113,8 @@ def test_runs_are_named_by_what_differs_in_a_narrow_table(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["shakespeare_char_of_a_long_name", "shakespeare-char-of-a-long-name"])
-def test_no_character_of_a_name_is_lost_on_a_narrow_terminal(make, monkeypatch, capsys, name):
-    make(f"{name}/version_0")
+def test_no_character_of_a_name_is_lost_on_a_narrow_terminal(make_run, monkeypatch, capsys, name):
+    make_run(f"{name}/version_0")
     monkeypatch.setattr(run_list.sys.stdout, "isatty", lambda: True)
     for width in range(70, 100, 5):
         monkeypatch.setenv("COLUMNS", str(width))

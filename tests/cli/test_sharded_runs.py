@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.reading import read_checkpoint
 from tests.docs.shell import Shell
+from tests.tiny_run import curves
 
 CONFIG = """
 model:
@@ -81,19 +81,11 @@ def fit(folder, name, *words):
     return folder / name / "tiny" / "version_0"
 
 
-def curves(run):
-    events = EventAccumulator(str(run))
-    events.Reload()
-    return {
-        name: [(event.step, event.value) for event in events.Scalars(name)]
-        for name in ("train_loss", "val_loss", "grad_norm")
-    }
-
-
 def assert_same_curves(first, second):
     """Up to rounding: sums over two processes are taken in another order, each of relative error 6e-8."""
     ours, theirs = curves(first), curves(second)
-    for name, points in ours.items():
+    for name in ("train_loss", "val_loss", "grad_norm"):
+        points = ours[name]
         assert [step for step, _ in points] == [step for step, _ in theirs[name]]
         values, expected = ([value for _, value in each] for each in (points, theirs[name]))
         assert values == pytest.approx(expected, rel=1e-5), name

@@ -22,19 +22,7 @@ from lightning_llm.cli.train import cli_main
 from lightning_llm.training.callbacks import StopOnSignal
 from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.trainer import NoProfiler
-
-
-def summary(cli):
-    return json.loads((Path(cli.trainer.log_dir) / "summary.json").read_text())
-
-
-def weights(cli):
-    return {name: value.clone() for name, value in cli.model.state_dict().items()}
-
-
-def assert_same_weights(first, second):
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
+from tests.tiny_run import assert_same_weights, summary, weights
 
 
 def one_line(capsys):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
@@ -29,3 +30,21 @@ def make_store(tmp_path):
         return TokenStore.open(tmp_path / name)
 
     return make
+
+
+def fault(call):
+    """The one line of a ``ValueError``."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def texts(*inputs, **options):
+    """The documents of a corpus."""
+    corpus = open_corpus([str(given) for given in inputs], **options)
+    return ["".join(document.pieces()) for document in corpus.documents()]
+
+
+def text_of(store, split):
+    return Tokenizer.from_file(store.tokenizer_file).decode(store.tokens(split))

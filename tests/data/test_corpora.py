@@ -7,20 +7,9 @@ import pytest
 
 from lightning_llm.data import corpora, formats
 from lightning_llm.data.corpora import open_corpus
+from tests.data.conftest import fault, texts
 
 CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
-
-
-def fault(call):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def texts(*inputs, **options):
-    corpus = open_corpus([str(given) for given in inputs], **options)
-    return ["".join(document.pieces()) for document in corpus.documents()]
 
 
 def test_stdlib_is_the_source_of_this_python_without_tests():

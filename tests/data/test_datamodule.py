@@ -18,6 +18,7 @@ from lightning_llm.data.order import window_starts
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
+from tests.data.conftest import fault
 
 CONTEXT = 7
 
@@ -129,13 +130,6 @@ def expected_steps(store, steps, global_batch_size=8):
 @pytest.fixture
 def store(make_store):
     return make_store(train=1000, val=100)
-
-
-def fault(call):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # ---- what it serves

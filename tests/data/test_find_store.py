@@ -10,15 +10,9 @@ from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.splits import Shard
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
+from tests.data.conftest import fault
 
 TEXT = "some text to make a store from, and a little more of it\n" * 30
-
-
-def fault(call):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture

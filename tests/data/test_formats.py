@@ -10,20 +10,9 @@ import pytest
 from lightning_llm.data import corpora, formats
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.io import untrusted
+from tests.data.conftest import fault, texts
 
 TEXTS = ["first é\n", "second \u20ac", "third 𝕏\nof two lines"]
-
-
-def fault(call):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def texts(path, **options):
-    corpus = open_corpus([str(path)], **options)
-    return ["".join(document.pieces()) for document in corpus.documents()]
 
 
 def lines(records):

@@ -11,19 +11,9 @@ from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import Tokenizer
+from tests.data.conftest import fault, text_of
 
 TEXT = "".join(f"Line {n}: caf\u00e9, \u20ac{n * n} and 𝕏\n" for n in range(300))
-
-
-def fault(call):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def text_of(store, split):
-    return Tokenizer.from_file(store.tokenizer_file).decode(store.tokens(split))
 
 
 @pytest.fixture

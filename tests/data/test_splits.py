@@ -7,11 +7,7 @@ from lightning_llm.data.corpora import Corpus
 from lightning_llm.data.formats import TextFile
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.splits import Shard
-from lightning_llm.data.tokenizers import Tokenizer
-
-
-def text_of(store, split):
-    return Tokenizer.from_file(store.tokenizer_file).decode(store.tokens(split))
+from tests.data.conftest import text_of
 
 
 @given(st.integers(2, 10**7))

@@ -12,15 +12,9 @@ from lightning_llm.data import token_store_writer
 from lightning_llm.data.token_store import TokenStore, dtype_for, meta_checksum
 from lightning_llm.data.token_store_writer import TokenStoreWriter
 from lightning_llm.data.tokenizers import Tokenizer
+from tests.data.conftest import fault
 
 TOKENIZER = Tokenizer.train_byte().to_str()
-
-
-def fault(call):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def writer(path, **options):

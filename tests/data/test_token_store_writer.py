@@ -9,13 +9,7 @@ from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.splits import Shard
 from lightning_llm.data.token_store import SHARD, TokenStore, meta_checksum, read_meta
 from lightning_llm.data.token_store_writer import merge_shards
-
-
-def fault(call):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller looks at the message
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from tests.data.conftest import fault
 
 
 @pytest.fixture

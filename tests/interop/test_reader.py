@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
@@ -14,18 +13,12 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Con
 
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop import export_model, load_model, read_folder
+from tests.checkpoints.conftest import Code
+from tests.ops.judged import relative_error
 
-from .conftest import LLAMA3, MODELS
+from .conftest import LLAMA3, MODELS, SIZES
 
-HF_SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 48,
-    "intermediate_size": 77,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+HF_SIZES = {**SIZES, "vocab_size": 99}
 GPT_SIZES = {"vocab_size": 99, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 64}
 ROPE = {"rope_theta": 500.0}
 THEIRS = {
@@ -41,10 +34,6 @@ THEIRS = {
         **GPT_SIZES, activation_function="gelu", tie_word_embeddings=False, n_inner=77
     ),
 }
-
-
-def error(got, truth):
-    return ((got.double() - truth).norm() / truth.norm()).item()
 
 
 def read(folder):
@@ -77,7 +66,7 @@ def test_a_saved_model_is_read_with_the_same_logits(tmp_path, name):
     ids = torch.randint(0, 99, (2, 60))
     with torch.no_grad():
         expected = truth(ids).logits
-        assert error(ours.logits(ours(ids)), expected) <= 2 * error(theirs(ids).logits, expected)
+        assert relative_error(ours.logits(ours(ids)), expected) <= 2 * relative_error(theirs(ids).logits, expected)
     assert found.tokenizer is None
 
 
@@ -269,14 +258,6 @@ def test_tensors_of_several_dtypes_and_of_integers_are_refused(exported):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ValueError, match=says):
             read_folder(folder)
-
-
-class Code:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (str(self.path),))
 
 
 def test_pickled_weights_are_read_without_code_or_not_at_all(exported, tmp_path):

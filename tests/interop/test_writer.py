@@ -18,14 +18,11 @@ from lightning_llm.interop import export_model
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.interop.weights import _write_file
 from lightning_llm.interop.writer import RunRecord, model_card
+from tests.ops.judged import relative_error
 
 from .conftest import GPT, MODELS, SIZES
 
 WINDOW = {"class_path": "sliding_window", "init_args": {"window": 8}}
-
-
-def error(got, truth):
-    return ((got.double() - truth).norm() / truth.norm()).item()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -36,7 +33,7 @@ def test_transformers_loads_it_and_computes_the_same(exported, name):
     ids = torch.randint(0, 300, (2, 60))
     with torch.no_grad():
         expected = truth(ids).logits
-        assert error(ours.logits(ours(ids)), expected) <= 2 * error(theirs(ids).logits, expected)
+        assert relative_error(ours.logits(ours(ids)), expected) <= 2 * relative_error(theirs(ids).logits, expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])

@@ -7,14 +7,8 @@ import sys
 import pytest
 
 from lightning_llm import ModelConfig
+from tests.interop.conftest import LLAMA3
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 

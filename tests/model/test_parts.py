@@ -24,6 +24,7 @@ from lightning_llm.optim import AdamW, param_groups
 from lightning_llm.training.distributed import build_sharded
 from lightning_llm.training.measured_parts import measure_parts
 from tests.accounting.test_memory import second_step
+from tests.model.made import with_arguments
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "parts"
 SIZES = {
@@ -37,10 +38,6 @@ SIZES = {
     "initializer_range": 0.2,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
-
-
-def with_arguments(path, **arguments):
-    return {"class_path": path, "init_args": arguments}
 
 
 EXPERTS = with_arguments("mixture_of_experts", num_experts=4, top_k=2)

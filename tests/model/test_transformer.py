@@ -10,6 +10,7 @@ from lightning_llm import ModelConfig, Transformer
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP
+from tests.ops.judged import relative_error
 
 SIZES = {
     "vocab_size": 99,
@@ -47,10 +48,6 @@ def randomized(model):
     return model
 
 
-def error(got, truth):
-    return ((got.double() - truth).norm() / truth.norm()).item()
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("mlp", ["swiglu", "memory_optimized_swiglu"])
@@ -78,14 +75,14 @@ def test_logits_and_gradients_equal_hugging_face_llama(tied, biases, mlp):
     true_logits, true_grads = run(truth, lambda m: m(input_ids).logits)
 
     # the truth is Hugging Face's model in float64, the measure its own error in float32
-    assert error(ours_logits, true_logits) <= 2 * error(their_logits, true_logits)
+    assert relative_error(ours_logits, true_logits) <= 2 * relative_error(their_logits, true_logits)
     # all gradients as one vector: of a bias with 16 entries alone, two sound computations differ by more than twice
     names = [hf for hf, name in rename.items() if name in ours_grads]
     ours_all, theirs_all, true_all = (
         torch.cat([grads[name].flatten() for name in each])
         for grads, each in ((ours_grads, [rename[hf] for hf in names]), (their_grads, names), (true_grads, names))
     )
-    assert error(ours_all, true_all) <= 2 * error(theirs_all, true_all)
+    assert relative_error(ours_all, true_all) <= 2 * relative_error(theirs_all, true_all)
 
 
 @pytest.mark.parametrize("position", ["rope", "learned", "none"])

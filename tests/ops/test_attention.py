@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from tests.ops.judged import DTYPES, assert_as_good_as_plain
 
@@ -14,15 +13,6 @@ def plain_attention(query, key, value):
     seq = query.shape[-2]
     mask = torch.full((seq, seq), float("-inf"), dtype=query.dtype).triu(1)
     return (query @ key.mT * query.shape[-1] ** -0.5 + mask).softmax(-1) @ value
-
-
-@pytest.fixture(params=["blocks", "at once"])
-def blocks(request, monkeypatch):
-    """Several blocks of queries, heads and rows; or all at once, as such small shapes are."""
-    if request.param == "blocks":
-        monkeypatch.setattr(sizes, "ATTENTION_ROWS", 30)
-        monkeypatch.setattr(sizes, "ATTENTION_BYTES", 30 * 77 * 8)
-        monkeypatch.setattr(sizes, "NORM_BYTES", {"cpu": 2000})
 
 
 @pytest.mark.usefixtures("blocks")

@@ -5,8 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_llm.ops.dispatch import matmul_into
-
-needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+from tests.conftest import needs_cuda
 
 
 class Operators(TorchDispatchMode):

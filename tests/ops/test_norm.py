@@ -4,24 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_llm.ops import norm, sizes
+from lightning_llm.ops import norm
 from lightning_llm.ops.norm import rms_norm
+from tests.conftest import needs_cuda
 from tests.ops.judged import DTYPES, assert_as_good_as_plain
-
-needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 def plain_norm(x, weight):
     return F.rms_norm(x, weight.shape, weight, 1e-6)
-
-
-@pytest.fixture(params=["blocks", "at once"])
-def blocks(request, monkeypatch):
-    """Several blocks of queries, heads and rows; or all at once, as such small shapes are."""
-    if request.param == "blocks":
-        monkeypatch.setattr(sizes, "ATTENTION_ROWS", 30)
-        monkeypatch.setattr(sizes, "ATTENTION_BYTES", 30 * 77 * 8)
-        monkeypatch.setattr(sizes, "NORM_BYTES", {"cpu": 2000})
 
 
 @pytest.mark.usefixtures("blocks")

@@ -15,8 +15,9 @@ from lightning_llm.ops.span_attention import (
     spans_of_documents,
     with_flex_blocks,
 )
+from tests.conftest import needs_cuda
+from tests.ops.judged import assert_as_good_as_plain
 
-needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 DOCUMENTS = {  # of two rows: lengths in order
     77: ([5, 1, 40, 31], [77]),
     300: ([130, 7, 163], [1, 1, 298]),
@@ -49,14 +50,6 @@ def plain(query, key, value, mask):
     return (query @ key.mT * query.shape[-1] ** -0.5 + mask.to(query.dtype)).softmax(-1) @ value
 
 
-def with_gradients(function, inputs, dtype):
-    inputs = [x.detach().to(dtype, copy=True).requires_grad_() for x in inputs]
-    out = function(*inputs)
-    torch.manual_seed(1)
-    dy = torch.randn(out.shape, dtype=torch.float64).to(out)
-    return [out.detach(), *torch.autograd.grad(out, inputs, dy)]
-
-
 def inputs_of(shape, seq, device="cpu"):
     heads, kv_heads, head_dim = shape
     torch.manual_seed(0)
@@ -64,17 +57,12 @@ def inputs_of(shape, seq, device="cpu"):
     return [x.to(device).transpose(1, 2) for x in parts]  # strided, as a model's
 
 
-def assert_as_good_as_plain(inputs, documents, dtype, window=None):
+def assert_as_good(inputs, documents, dtype, window=None):
     spans, mask = spans_of_documents(documents, window=window), plain_mask(documents, window)
     assert torch.equal(dense_mask(spans, torch.float32), mask)
     spans = with_flex_blocks(spans) if documents.is_cuda else spans
-    inputs = [x.to(dtype).double() for x in inputs]
-    truth = with_gradients(lambda *x: plain(*x, mask), inputs, torch.float64)
-    reference = with_gradients(lambda *x: plain(*x, mask), inputs, dtype)
-    got = with_gradients(lambda *x: span_attention(*x, spans), inputs, dtype)
-    for ours, theirs, true in zip(got, reference, truth, strict=True):
-        assert ours.dtype == dtype
-        assert (ours.double() - true).norm() <= 2 * (theirs.double() - true).norm()
+    ours, theirs = (lambda *x: span_attention(*x, spans)), (lambda *x: plain(*x, mask))
+    assert_as_good_as_plain(ours, theirs, inputs, dtype)
 
 
 @pytest.fixture(params=["blocks", "at once"])
@@ -90,7 +78,7 @@ def blocks(request, monkeypatch):
 @pytest.mark.parametrize("shape", [(4, 2, 32), (3, 3, 10), (1, 1, 5)])
 @pytest.mark.parametrize(("seq", "window"), WINDOWS)
 def test_blocks_of_queries(dtype, shape, seq, window):
-    assert_as_good_as_plain(inputs_of(shape, seq), numbered(DOCUMENTS[seq]), dtype, window)
+    assert_as_good(inputs_of(shape, seq), numbered(DOCUMENTS[seq]), dtype, window)
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=needs_cuda)])
@@ -98,7 +86,7 @@ def test_blocks_of_queries(dtype, shape, seq, window):
 @pytest.mark.parametrize("shape", [(4, 2, 32), (2, 2, 64)])
 @pytest.mark.parametrize(("seq", "window"), WINDOWS[1:4])
 def test_flex_attention(device, dtype, shape, seq, window):
-    assert_as_good_as_plain(inputs_of(shape, seq, device), numbered(DOCUMENTS[seq]).to(device), dtype, window)
+    assert_as_good(inputs_of(shape, seq, device), numbered(DOCUMENTS[seq]).to(device), dtype, window)
 
 
 def test_gradients_by_finite_differences():

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.ops import sizes
 from lightning_llm.ops.swiglu import memory_optimized_swiglu, swiglu_reference
+from tests.ops.judged import assert_as_good_as_plain
 
 LEVELS = [0, 1, 2]
 HALVES = [torch.bfloat16, torch.float16]
@@ -41,25 +42,6 @@ def optimised(level, **options):
     return function
 
 
-def with_gradients(function, inputs, dtype, autocast=None):
-    inputs = [t.detach().to(dtype, copy=True).requires_grad_() for t in inputs]
-    with torch.autocast("cpu", autocast, enabled=autocast is not None):
-        y = function(*inputs)
-    torch.manual_seed(1)
-    y.backward(torch.randn(y.shape, dtype=torch.float64).to(y.dtype))
-    return [y.detach(), *(t.grad for t in inputs)]
-
-
-def assert_as_good_as_plain(function, inputs, dtype, autocast=None):
-    rounded = [t.detach().to(dtype).double() for t in inputs]  # the truth starts from the same numbers
-    truth = with_gradients(plain, rounded, torch.float64)
-    ours = with_gradients(function, inputs, dtype, autocast)
-    references = with_gradients(plain, inputs, dtype, autocast)
-    for got, reference, true in zip(ours, references, truth, strict=True):
-        assert got.dtype == reference.dtype
-        assert (got.double() - true).norm() <= 2 * (reference.double() - true).norm()
-
-
 @pytest.fixture(params=["tiles", "one tile", "few tokens"])
 def tiles(request, monkeypatch):
     """Several blocks of tokens and chunks of the width; the whole in one tile; or without tiles."""
@@ -77,13 +59,15 @@ def tiles(request, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_error_is_at_most_twice_the_plain_ones(level, shape, dtype, tiles):
-    assert_as_good_as_plain(optimised(level), make_inputs(shape, with_norm=level == 2), dtype)
+    assert_as_good_as_plain(optimised(level), plain, make_inputs(shape, with_norm=level == 2), dtype)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("autocast", HALVES)
 def test_error_under_autocast(level, autocast, tiles):
-    assert_as_good_as_plain(optimised(level), make_inputs((5, 123, 77), with_norm=level == 2), torch.float32, autocast)
+    assert_as_good_as_plain(
+        optimised(level), plain, make_inputs((5, 123, 77), with_norm=level == 2), torch.float32, autocast
+    )
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 5, 77])
@@ -91,16 +75,16 @@ def test_error_under_autocast(level, autocast, tiles):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_of_any_number_of_chunks(num_chunks, level, dtype):
     inputs = make_inputs((40, 123, 77), with_norm=level == 2)
-    assert_as_good_as_plain(optimised(level, num_chunks=num_chunks), inputs, dtype)
+    assert_as_good_as_plain(optimised(level, num_chunks=num_chunks), plain, inputs, dtype)
 
 
 def test_many_chunks_and_blocks_lose_no_bits_in_bf16(monkeypatch):
     monkeypatch.setattr(sizes, "prefers_whole", lambda *_, **__: False)
     # bf16 sums of 512 chunks, or of 128 blocks, would have several times the plain one's error
     inputs = make_inputs((512, 16, 512), with_norm=False)
-    assert_as_good_as_plain(optimised(1, num_chunks=512), inputs, torch.bfloat16)
+    assert_as_good_as_plain(optimised(1, num_chunks=512), plain, inputs, torch.bfloat16)
     monkeypatch.setattr(sizes, "LONGEST_BLOCK", 4)
-    assert_as_good_as_plain(optimised(1), inputs, torch.bfloat16)
+    assert_as_good_as_plain(optimised(1), plain, inputs, torch.bfloat16)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,4 +1,3 @@
-import io
 import math
 import re
 
@@ -8,9 +7,9 @@ from torch import nn
 
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.optim import AdamW, adamw
+from tests.conftest import needs_cuda
+from tests.optim.conftest import SHAPES, reload, start
 
-SHAPES = [(5,), (123, 77), (5, 123, 7), (), (1, 1), (64, 64)]
-needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 OPTIONS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
@@ -18,11 +17,6 @@ OPTIONS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 def small_chunks(monkeypatch):
     """Chunks of 1000 float32 numbers: the larger tensors are cut, the smaller ones gathered."""
     monkeypatch.setattr(adamw, "_CHUNK_BYTES", {"cpu": 4000})
-
-
-def start(dtype=torch.float32, shapes=SHAPES):
-    generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
 
 
 def gradients(params, step):
@@ -79,14 +73,6 @@ def test_fused_is_bitwise_torchs_fused_one():
     run(AdamW(ours, **OPTIONS), ours, 20)
     run(torch.optim.AdamW(theirs, **OPTIONS, fused=True), theirs, 20)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def reload(state_dict):
-    """Through a file, as a checkpoint goes."""
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("first", [AdamW, torch.optim.AdamW])

@@ -1,6 +1,5 @@
 """AdamW with its averages in bfloat16."""
 
-import io
 import math
 
 import pytest
@@ -9,15 +8,10 @@ from torch import nn
 
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.optim import AdamW, MuonAdamW, adamw, rounding
+from tests.optim.conftest import SHAPES, reload, start
 
-SHAPES = [(5,), (123, 77), (5, 123, 7), (), (1, 1), (64, 64)]
 OPTIONS = {"lr": 3e-3, "betas": (0.9, 0.999), "weight_decay": 0.1}
 BF16 = {**OPTIONS, "state_dtype": "bfloat16"}
-
-
-def start(dtype=torch.float32, shapes=SHAPES):
-    generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
 
 
 def run(optimizer, params, steps, first=0):
@@ -41,13 +35,6 @@ def averages(own):
 def assert_same(ours, theirs):
     assert [tensor.dtype for tensor in ours] == [tensor.dtype for tensor in theirs]
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def reload(state_dict):
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def bytes_of_state(optimizer):

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,15 +9,7 @@ import pytest
 from lightning_llm.cli.report import RunReport
 from lightning_llm.runs.directory import CHECKPOINTS, sequence_number_of, take_sequence_number
 from lightning_llm.runs.find import CONFIG, newest_run
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from lightning_llm.runs.lock import RunLock
-RunLock(Path(sys.argv[1])).acquire()
-print("held", flush=True)
-time.sleep(600)
-"""
+from tests.tiny_run import lock_held
 
 
 @pytest.fixture
@@ -92,20 +82,15 @@ def test_a_run_without_validation_says_so(tiny, capsys):
 
 def test_a_second_writer_is_refused_before_it_changes_anything(tiny, monkeypatch, error_line):
     run = tiny("fit", **{"trainer.max_steps": 3}).trainer.run_dir
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with lock_held(run) as holder:
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
         monkeypatch.setattr("lightning_llm.runs.lock.WAIT_S", 0.0)
         with pytest.raises(SystemExit) as leaving:
             tiny("fit", "--ckpt_path=last")
         assert leaving.value.code == 2
-        assert f"process {holder.pid} on {socket.gethostname()} trains in {run}" in error_line()
+        assert f"process {holder} on {socket.gethostname()} trains in {run}" in error_line()
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
         assert tiny("fit").trainer.run_dir == run.with_name("version_1")  # a run of its own is free to start
-    finally:
-        holder.kill()
-        holder.communicate()
     assert tiny("fit", f"--ckpt_path={run}").trainer.run_dir == run  # nothing is left to clear up
 
 

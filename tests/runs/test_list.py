@@ -12,49 +12,8 @@ import pytest
 
 from lightning_llm.__main__ import main
 from lightning_llm.runs.lock import LOCK, RunLock
-from lightning_llm.runs.status import FAILED, FINISHED, RUNNING, write_status
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from lightning_llm.runs.lock import RunLock
-RunLock(Path(sys.argv[1])).acquire()
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def make(tmp_path, monkeypatch):
-    """``make("a/version_0", status)``: a run below ``runs`` that ended so, without a checkpoint."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(name, status=FAILED, *, checkpoint="", summary=None):
-        folder = Path("runs", name)
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("trainer: {}\n")
-        (folder / LOCK).write_text("1 host\n")
-        if status is not None:
-            write_status(folder, status, step=7, val_loss=2.5, reason="" if status == FINISHED else "why")
-        if checkpoint:
-            (folder / checkpoint).parent.mkdir(exist_ok=True)
-            (folder / checkpoint).write_bytes(b"x" * 5000)
-        if summary is not None:
-            (folder / "summary.json").write_text(summary)
-        return folder
-
-    return run
-
-
-def listed(*words):
-    assert main(["runs", *words, "--json", "list.json"]) == 0
-    return {row.pop("run").removeprefix("runs/"): row for row in json.loads(Path("list.json").read_text())}
-
-
-def killed():
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    return done.pid
+from lightning_llm.runs.status import RUNNING
+from tests.tiny_run import killed_process, listed, lock_held
 
 
 def change_config(run):
@@ -98,8 +57,8 @@ KEPT = {
 
 
 @pytest.mark.parametrize("change", KEPT.values(), ids=KEPT.keys())
-def test_what_may_be_of_use_is_kept(make, change):
-    run = make("a/version_0")
+def test_what_may_be_of_use_is_kept(make_run, change):
+    run = make_run("a/version_0")
     assert listed()["a/version_0"]["removable"]
     change(run)
     assert not listed()["a/version_0"]["removable"]
@@ -108,32 +67,30 @@ def test_what_may_be_of_use_is_kept(make, change):
 
 
 @pytest.mark.parametrize("name", ["step-00000007.ckpt", "mine.ckpt.aside", "a-folder-of-shards"])
-def test_a_checkpoint_of_any_name_is_kept(make, name):
-    run = make("a/version_0", checkpoint=f"checkpoints/{name}")
-    make("a/version_1", checkpoint="checkpoints/.step-00000007.ckpt.1.tmp")  # of a kill while it was written
-    make("a/version_2", checkpoint="of_my_own/last.ckpt")
+def test_a_checkpoint_of_any_name_is_kept(make_run, name):
+    run = make_run("a/version_0", checkpoint=f"checkpoints/{name}")
+    make_run("a/version_1", checkpoint="checkpoints/.step-00000007.ckpt.1.tmp")  # of a kill while it was written
+    make_run("a/version_2", checkpoint="of_my_own/last.ckpt")
     assert [row["removable"] for row in listed().values()] == [False, True, False]
     assert main(["runs", "clean", "--yes"]) == 0
     assert run.is_dir()
 
 
-def test_a_folder_that_cannot_be_read_may_hold_a_checkpoint(make, obeying_permissions):
-    run = make("a/version_0")
+def test_a_folder_that_cannot_be_read_may_hold_a_checkpoint(make_run, obeying_permissions):
+    run = make_run("a/version_0")
     (run / "mine").mkdir(mode=0)
     assert not listed()["a/version_0"]["removable"]
 
 
-def test_killed_runs_are_removable(make):
-    as_running(make("a/version_0"), host=socket.gethostname(), process=killed())
+def test_killed_runs_are_removable(make_run):
+    as_running(make_run("a/version_0"), host=socket.gethostname(), process=killed_process())
     row = listed()["a/version_0"]
     assert (row["state"], row["removable"]) == ("killed", True)
 
 
-def test_a_held_lock_keeps_a_run(make, monkeypatch, error_line):
-    run = make("a/version_0")
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
+def test_a_held_lock_keeps_a_run(make_run, monkeypatch, error_line):
+    run = make_run("a/version_0")
+    with lock_held(run) as holder:
         row = listed()["a/version_0"]
         assert (row["state"], row["removable"]) == ("trains", False)
         assert main(["runs", "clean", "--yes"]) == 0
@@ -143,17 +100,14 @@ def test_a_held_lock_keeps_a_run(make, monkeypatch, error_line):
         )  # it was locked after it was listed
         monkeypatch.setattr("lightning_llm.runs.lock.WAIT_S", 0.0)
         assert main(["runs", "clean", "--yes"]) == 2
-        assert f"process {holder.pid} on {socket.gethostname()} trains in {run.resolve()}" in error_line()
+        assert f"process {holder} on {socket.gethostname()} trains in {run.resolve()}" in error_line()
         assert run.is_dir()
-    finally:
-        holder.kill()
-        holder.communicate()
     assert main(["runs", "clean", "--yes"]) == 0
     assert not run.exists()
 
 
-def test_a_lock_of_this_process_is_not_lost_by_looking(make):
-    run = make("a/version_0")
+def test_a_lock_of_this_process_is_not_lost_by_looking(make_run):
+    run = make_run("a/version_0")
     lock = RunLock(run).acquire()
     assert not listed()["a/version_0"]["removable"]
     code = f"import sys\nfrom pathlib import Path\n{IS_LOCKED}\nsys.exit(0 if is_locked(Path({str(run)!r})) else 1)"
@@ -164,8 +118,8 @@ def test_a_lock_of_this_process_is_not_lost_by_looking(make):
 IS_LOCKED = "from lightning_llm.runs.lock import is_locked"
 
 
-def test_a_run_that_was_resumed_meanwhile_is_kept(make, monkeypatch, error_line):
-    run = make("a/version_0")
+def test_a_run_that_was_resumed_meanwhile_is_kept(make_run, monkeypatch, error_line):
+    run = make_run("a/version_0")
     acquire = RunLock.acquire
 
     def after_a_checkpoint(lock):
@@ -179,9 +133,9 @@ def test_a_run_that_was_resumed_meanwhile_is_kept(make, monkeypatch, error_line)
     assert run.is_dir()
 
 
-def test_nothing_outside_the_folder_is_removed(make):
-    make("a/version_0")
-    other = make("b/version_0")
+def test_nothing_outside_the_folder_is_removed(make_run):
+    make_run("a/version_0")
+    other = make_run("b/version_0")
     assert main(["runs", "clean", "runs/a", "--yes"]) == 0
     assert not Path("runs/a/version_0").exists()
     assert other.is_dir()

@@ -13,7 +13,8 @@ from lightning_llm.accounting import step_memory
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.training.callbacks import TrainingLog
 from lightning_llm.training.trainer import Trainer
-from tests.cli.test_resume import CONSTANT, FOLDER, assert_same_weights, curve, killed_after, weights
+from tests.cli.test_resume import CONSTANT, FOLDER, killed_after
+from tests.tiny_run import assert_same_weights, curves, weights
 
 ARCHITECTURE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}
 OPTIONS = {"accelerator": "cpu", "precision": "32-true", "enable_progress_bar": False, "log_every_n_steps": 2}
@@ -158,10 +159,10 @@ def test_each_group_has_its_rate_in_the_log_and_in_a_resumed_run(tiny, monkeypat
     assert {"embeddings:embed_*", "hidden_matrices:layers.1*", "hidden_matrices", "vectors"} <= set(names)
     assert {group["weight_decay"] for group in optimizer.param_groups if "layers.1" in group["name"]} == {0.0}
     run = whole.trainer.log_dir
-    usual = curve(run, "learning_rate")
+    usual = curves(run)["learning_rate"]
     assert len({rate for _, rate in usual}) > 3  # the schedule
-    assert curve(run, "learning_rate/hidden_matrices") == usual
-    assert curve(run, "learning_rate/embeddings:embed_*") == [(n, pytest.approx(0.1 * rate)) for n, rate in usual]
+    assert curves(run)["learning_rate/hidden_matrices"] == usual
+    assert curves(run)["learning_rate/embeddings:embed_*"] == [(n, pytest.approx(0.1 * rate)) for n, rate in usual]
     killed_after(monkeypatch, tiny, 5, **GROUPS)
     assert_same_weights(weights(whole), weights(tiny("fit", "--ckpt_path=last", **GROUPS)))
     loaded = LanguageModel.load_from_checkpoint(FOLDER / "step-00000006.ckpt")
@@ -201,8 +202,8 @@ def test_mup_is_in_the_checkpoint_and_resumes(tiny, monkeypatch, error_line):
     whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
     rates = {group["name"]: group["lr"] for group in whole.trainer.optimizers[0].param_groups}
     assert rates["hidden_matrices:*_proj.weight"] == pytest.approx(rates["embeddings"] / 2)
-    usual = curve(whole.trainer.log_dir, "learning_rate")
-    half = curve(whole.trainer.log_dir, "learning_rate/matrices:lm_head.weight")
+    usual = curves(whole.trainer.log_dir)["learning_rate"]
+    half = curves(whole.trainer.log_dir)["learning_rate/matrices:lm_head.weight"]
     assert half == [(step, pytest.approx(rate / 2)) for step, rate in usual]
     killed_after(monkeypatch, tiny, 5, **options)
     assert_same_weights(weights(whole), weights(tiny("fit", "--ckpt_path=last", **options)))

@@ -11,7 +11,8 @@ from lightning_llm.cli.report import _describe_steps
 from lightning_llm.optim import AdamW, Constant, WarmupCosine, WarmupLinear
 from lightning_llm.training.run_length import total_steps
 from lightning_llm.training.trainer import Trainer
-from tests.cli.test_resume import assert_same_weights, curve, killed_after, weights
+from tests.cli.test_resume import killed_after
+from tests.tiny_run import assert_same_weights, curves, weights
 
 CONFIG = ModelConfig(
     vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16
@@ -198,7 +199,7 @@ def test_a_schedule_follows_the_validation_and_resumes(tiny, monkeypatch):
     options = PLATEAU
     whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
     expected = [0.001, 0.001, 0.001, 0.001, 0.0005, 0.0005]  # logged before the validations after steps 2, 4 and 6
-    assert [rate for _, rate in curve(whole.trainer.log_dir, "learning_rate")] == pytest.approx(expected)
+    assert [rate for _, rate in curves(whole.trainer.log_dir)["learning_rate"]] == pytest.approx(expected)
     (config,) = whole.trainer.lr_scheduler_configs
     assert isinstance(config.scheduler, ReduceLROnPlateau)
     assert config.scheduler.last_epoch == 3

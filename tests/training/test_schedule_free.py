@@ -7,7 +7,8 @@ import torch
 from lightning_llm import LanguageModel
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.training.evaluation import Evaluation
-from tests.cli.test_resume import CONSTANT, FOLDER, assert_same_weights, killed_after, weights
+from tests.cli.test_resume import CONSTANT, FOLDER, killed_after
+from tests.tiny_run import assert_same_weights, weights
 
 
 class ScheduleFreeSGD(torch.optim.Optimizer):

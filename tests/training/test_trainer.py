@@ -1,7 +1,6 @@
 """Options of Lightning's Trainer on the command line: those that leave our own parts out, and values that cannot be."""
 
 import itertools
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,12 +10,9 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback, Timer
 
 from lightning_llm.training.callbacks import RunCheckpoints
 from lightning_llm.training.trainer import Trainer
+from tests.tiny_run import summary
 
 BAREBONES = {"trainer.barebones": True, "trainer.log_every_n_steps": None}
-
-
-def summary(cli):
-    return json.loads((Path(cli.trainer.log_dir) / "summary.json").read_text())
 
 
 def test_without_checkpointing_a_run_reports_and_saves_none(tiny):

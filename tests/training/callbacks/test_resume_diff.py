@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from tests.cli.test_resume import CONSTANT, FOLDER, RUN, curve
+from tests.cli.test_resume import CONSTANT, FOLDER, RUN
+from tests.tiny_run import curves
 
 
 def test_flags_win_over_the_checkpoint_and_are_said(tiny, capsys):
@@ -20,7 +21,7 @@ def test_flags_win_over_the_checkpoint_and_are_said(tiny, capsys):
     groups = cli.trainer.optimizers[0].param_groups
     assert {group["lr"] for group in groups} == {0.002}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.5}
-    assert curve(RUN, "learning_rate")[3] == (4, pytest.approx(0.002))
+    assert curves(RUN)["learning_rate"][3] == (4, pytest.approx(0.002))
 
 
 def test_a_checkpoint_of_an_earlier_version_tells_its_options_under_the_old_name(tiny, capsys):
@@ -56,7 +57,7 @@ def test_a_changed_schedule_is_said_and_holds_from_the_next_step_on(tiny, tmp_pa
     ckpt = f"--ckpt_path={FOLDER}/step-00000003.ckpt"
     tiny("fit", f"--config={config}", ckpt)
     assert "model.schedule.class_path: lightning_llm.optim.Constant -> " in capsys.readouterr().out
-    assert curve(RUN, "learning_rate")[3:] == curve(whole.trainer.log_dir, "learning_rate")[3:]
+    assert curves(RUN)["learning_rate"][3:] == curves(whole.trainer.log_dir)["learning_rate"][3:]
 
 
 @pytest.mark.parametrize(
