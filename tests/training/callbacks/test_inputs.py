@@ -14,6 +14,7 @@ from lightning_llm.training.callbacks import InputHashes, StopOnSignal
 from lightning_llm.training.callbacks.inputs import _parts, is_kept, tensor_hash
 
 FEW = {"trainer.limit_val_batches": 2, "data.eval_batch_size": 8}
+MANY = {"trainer.max_steps": 41, "trainer.val_check_interval": 41}  # of steps 33 to 41 not each is kept
 
 
 @pytest.fixture
@@ -87,20 +88,19 @@ def test_two_runs_of_one_seed_are_a_pair_and_others_are_not(summary):
 
 @pytest.mark.parametrize("waiting", [0, 600])
 def test_batches_that_wait_have_the_same_hash(summary, monkeypatch, waiting):
-    many = {"trainer.max_steps": 41, "data.micro_batch_size": 4}  # steps 33 to 41: not each of them is kept
-    first = summary("a", **many)
+    first = summary("a", **MANY, **{"data.micro_batch_size": 4})
     monkeypatch.setattr("lightning_llm.training.callbacks.inputs.WAITING", waiting)
-    second = summary("b", **many)
+    second = summary("b", **MANY, **{"data.micro_batch_size": 4})
     assert first["batches"] == second["batches"] != first["batches_at"]["40"]
     assert first["batches_at"] == second["batches_at"]
 
 
 def test_a_batch_that_is_changed_during_a_step_has_the_hash_of_its_beginning(summary, monkeypatch):
-    whole = summary("a", **{"trainer.max_steps": 41})
+    whole = summary("a", **MANY)
     monkeypatch.setattr(
         StopOnSignal, "on_train_batch_end", lambda self, trainer, module, out, batch, index: batch["input_ids"].zero_()
     )
-    assert summary("b", **{"trainer.max_steps": 41})["batches"] == whole["batches"]
+    assert summary("b", **MANY)["batches"] == whole["batches"]
 
 
 NAMES = ("initial_values", "batches", "validation_batches", "batches_at")
