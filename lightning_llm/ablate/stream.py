@@ -1,10 +1,10 @@
 """A stream of ideas: a folder, in which each idea is compared with the baseline as it is by then. No torch.
 
-``STREAM/stream.json`` holds what the stream began with; it never changes. Each idea is an experiment of its own in
-``STREAM/ideas/PLACE-NAME``, whose plan has its place and bar. An idea that has ended has ``verdict.json`` there, which
-holds no loss of a single seed: an idea must not be chosen by the seeds that will judge it. An adopted idea's config is
-the baseline from then on. Baseline runs are shared by ideas until one is adopted: then seeds are fresh, since the old
-baseline was lucky on the old ones.
+``STREAM/stream.json`` holds what the stream began with, and ``first.yaml`` its baseline; they never change. Each idea
+is an experiment of its own in ``STREAM/ideas/PLACE-NAME``, whose plan has its place and bar. An idea that has ended
+has ``verdict.json`` there, which holds no loss of a single seed: an idea must not be chosen by the seeds that will
+judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until one is adopted: then
+seeds are fresh, since the old baseline was lucky on the old ones.
 """
 
 import dataclasses
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
 from lightning_llm.ablate.idea import MOST_PAIRS, Idea, standing
-from lightning_llm.ablate.plan import PLAN, Plan, read_hashed, write_hashed
+from lightning_llm.ablate.plan import PLAN, Plan, file_hash, read_hashed, write_hashed
 from lightning_llm.ablate.results import Result, losses_of
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.schema import (
@@ -39,7 +40,7 @@ from lightning_llm.io.untrusted import file_in
 from lightning_llm.statistics.estimates import student
 from lightning_llm.statistics.stream import CONFIDENCE, StreamRule, evidence_of
 
-STREAM, IDEAS, VERDICT, CURRENT = "stream.json", "ideas", "verdict.json", "baseline.yaml"
+STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
 ADOPTED, REJECTED, OUT_OF_PAIRS = "adopted", "rejected", "out of pairs"
 MOST_IDEAS, LONGEST_NAME = 10_000, 60
 BLOCK = 1000  # seeds between one baseline's and the next one's
@@ -49,7 +50,7 @@ _CONFIRMING = MOST_PAIRS  # in the block of a place, the seeds of the pairs that
 _ASKED = {"baseline": by_name(SHA256), "options": list_of(TEXT)}
 _SETTINGS = {"alpha": check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)}
 _SETTINGS |= {"most": whole(4, MOST_PAIRS), "workers": maybe(whole(1))}
-_FILE = record({"asked": record(_ASKED), **_SETTINGS, "environment": by_name(TEXT), "hash": SHA256})
+_FILE = record({"asked": record(_ASKED), **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
 _PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)
 _MEAN = {"difference": maybe(NUMBER), "interval": maybe(_PAIR), "pairs": whole()}
 _VERDICT = record(
@@ -123,16 +124,17 @@ class Stream:
         """Of an idea that has a verdict."""
         return file_in(self.out / IDEAS, folder_of(verdict["place"], verdict["name"]))
 
-    def baseline(self) -> Path | None:
-        """The config of the baseline as it is now; ``None``: no idea has a plan yet.
+    def baseline(self) -> Path:
+        """The config of the baseline as it is now.
 
         Raises:
-            ValueError: A plan was changed.
+            ValueError: It was changed.
         """
         if adopted := self.adopted:
             return Plan.read(self.folder(adopted[-1])).config(adopted[-1]["name"])
-        first = self.folder(self.verdicts[0]) if self.verdicts else self.unfinished
-        return None if first is None else Plan.read(first).config(BASELINE)
+        if file_hash(self.out / FIRST) != self.content["first"]:
+            raise ValueError(f"{self.out / FIRST} was changed after the start: restore it, or begin another stream")
+        return self.out / FIRST
 
     def same_as(self, asked: Mapping[str, str]) -> Mapping[str, Any] | None:
         """The verdict of an idea that is the same as another; ``None``: there is none.
@@ -156,9 +158,16 @@ def settings(alpha: float | None, most: int | None, workers: int | None) -> dict
     return content
 
 
-def begin(out: Path, content: Mapping[str, Any]) -> None:
-    """Write ``stream.json``."""
-    write_hashed(out / STREAM, content)
+def begin(out: Path, content: Mapping[str, Any], baseline: Mapping[str, Any]) -> None:
+    """Write what a stream begins with.
+
+    Args:
+        out: Its folder.
+        content: Of ``stream.json``.
+        baseline: Options of the baseline, resolved.
+    """
+    write_text(out / FIRST, yaml.safe_dump(dict(baseline), sort_keys=False))
+    write_hashed(out / STREAM, {**content, "first": file_hash(out / FIRST)})
 
 
 def folder_of(place: int, name: str) -> str:
@@ -271,12 +280,11 @@ def store_verdict(stream: Stream, plan: Plan, verdict: Mapping[str, Any]) -> Non
     """Write a verdict, and for people the config of the baseline as it is from now on."""
     write_hashed(plan.out / VERDICT, verdict)
     now = Stream.read(stream.out)
-    if (config := now.baseline()) is not None:
-        lines = ["# The baseline of this stream. Adopted, each with the difference of its confirming pairs:"]
-        for idea in now.adopted:
-            lines.append(f"#   {idea['place']}. {idea['name']} ({idea['confirmation']['difference']:+.4f})")
-        lines = lines if now.adopted else ["# The baseline of this stream. No idea was adopted yet."]
-        write_text(stream.out / CURRENT, "\n".join([*lines, config.read_text(encoding="utf-8")]))
+    lines = ["# The baseline of this stream. Adopted, each with the difference of its confirming pairs:"]
+    for idea in now.adopted:
+        lines.append(f"#   {idea['place']}. {idea['name']} ({idea['confirmation']['difference']:+.4f})")
+    lines = lines if now.adopted else ["# The baseline of this stream. No idea was adopted yet."]
+    write_text(stream.out / CURRENT, "\n".join([*lines, now.baseline().read_text(encoding="utf-8")]))
 
 
 def _reason(plan: Plan, results: Mapping[Any, Result], evidence: float) -> str:

@@ -7,12 +7,12 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate import local
-from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.arm import BASELINE, Arm
 from lightning_llm.ablate.idea import IDEA, MOST_PAIRS
 from lightning_llm.ablate.matching import Flops, matches_in_words
 from lightning_llm.ablate.options import flat_options, varied
@@ -21,6 +21,7 @@ from lightning_llm.ablate.results import Result, results_of
 from lightning_llm.ablate.reuse import take_needed
 from lightning_llm.ablate.stream import (
     ADOPTED,
+    IDEAS,
     LONGEST_NAME,
     STREAM,
     Stream,
@@ -38,6 +39,7 @@ from lightning_llm.ablate.stream import (
 from lightning_llm.ablate.stream_report import lines_of, write_stream_report
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.errors import FAILED, reports
+from lightning_llm.io.atomic import remove_path
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
 from lightning_llm.io.schema import validate
@@ -78,24 +80,27 @@ def attempt(options: argparse.Namespace) -> int:
     """
     budget_s = math.inf if options.budget is None else duration(options.budget, "--budget")
     out: Path = options.stream
-    setup = None
-    if not (out / STREAM).exists():  # a mistake leaves no folder behind
-        setup = _first(options)
-        out.mkdir(parents=True, exist_ok=True)
+    first = None if (out / STREAM).exists() else _first(options)
+    out.mkdir(parents=True, exist_ok=True)
     if is_locked(out):
         ablate_run.say([f"waiting for another call on {out}"])
     lock = RunLock(out, wait_s=math.inf).acquire()
     try:
-        if setup is not None and not (out / STREAM).exists():
-            begin(out, _content(options, setup))
+        if first is not None and not (out / STREAM).exists():
+            begin(out, *first)
         stream = Stream.read(out)
-        plan = _plan(stream, options, setup)
+        try:
+            plan = _plan(stream, options)
+        except BaseException:
+            if first is not None and not (out / IDEAS).exists():  # a mistake leaves no folder behind
+                remove_path(out)
+            raise
         return _carry_out(stream, plan, options, budget_s)
     finally:
         lock.release()
 
 
-def _plan(stream: Stream, options: argparse.Namespace, setup: Any) -> Plan:
+def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     """The plan of the idea: that of one without a verdict, or a new one."""
     unfinished = stream.unfinished
     if options.give_up or not options.vary:
@@ -104,8 +109,7 @@ def _plan(stream: Stream, options: argparse.Namespace, setup: Any) -> Plan:
             raise ValueError(f"{stream.out}: {problem}: give one with --vary OPTION=VALUE")
         return Plan.read(unfinished)
     _refuse_other_stream(stream, options)
-    if setup is None or stream.verdicts or unfinished is not None:  # another call may have begun the stream
-        setup = _setup(stream, options)
+    setup = _setup(stream, options)
     asked = asked_of(setup.asked)
     if unfinished is not None:
         plan = Plan.read(unfinished)
@@ -161,23 +165,34 @@ def _train(plan: Plan, workers: int | None, left_s: float) -> None:
 # ---- what is compared
 
 
-def _first(options: argparse.Namespace) -> Any:
-    """The first idea of a new stream, read and compared."""
+def _first(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """What a new stream begins with: the content of ``stream.json``, and the options of the baseline."""
     if options.give_up or not options.vary or not options.baseline:
         known = "give --baseline CONFIG and --vary OPTION=VALUE to begin it"
         raise ValueError(f"{options.stream} holds no {STREAM}: {known}")
     chosen = settings(options.alpha, options.most, options.workers)
-    return _read(options, 1, 0, options.baseline, options.of_fit, StreamRule(chosen["alpha"], chosen["most"]))
+    content = {"asked": _asked(options), **chosen}
+    from lightning_llm.cli.ablate_arm import read_arm
+    from lightning_llm.cli.parsing import check_configs
+
+    ablate_run.say(check_configs(["check", *(f"--config={file}" for file in options.baseline)]))
+    base = read_arm(BASELINE, options.baseline, options.of_fit)
+    return {**content, "environment": environment(base)}, base.options
 
 
 def _setup(stream: Stream, options: argparse.Namespace) -> Any:
     """The next idea of a stream, read and compared with its baseline as it is now."""
-    config = stream.baseline()
-    files, words = (options.baseline, options.of_fit) if config is None else ([str(config)], [])
-    if not files:
-        files, words = list(stream.content["asked"]["baseline"]), stream.content["asked"]["options"]
-    setup = _read(options, stream.place, len(stream.adopted), files, words, stream.rule)
-    now, before = environment(setup), stream.content["environment"]
+    changes = flat_options({key: value for each in varied(options.vary).values() for key, value in each.items()})
+    name = "+".join(varied(options.vary))[:LONGEST_NAME]
+    place, adopted = stream.place, len(stream.adopted)
+    idea = idea_at(stream.rule, place, adopted, options.because)
+    validate(dataclasses.asdict(idea), IDEA, PROG)
+    first, files = first_seed(place, adopted, again=options.again), [str(stream.baseline())]
+    experiment = experiment_of_idea(
+        stream.out, place, files, name, changes, options.match, first=first, most=stream.rule.most
+    )
+    setup = ablate_run.set_up(experiment, [], more={"idea": dataclasses.asdict(idea)})
+    now, before = environment(setup.arms[BASELINE]), stream.content["environment"]
     for name in now.keys() | before.keys():
         if now.get(name) != before.get(name):
             changed = f"{name} ({before.get(name)}, now {now.get(name)})"
@@ -186,34 +201,13 @@ def _setup(stream: Stream, options: argparse.Namespace) -> Any:
     return setup
 
 
-def _read(
-    options: argparse.Namespace, place: int, adopted: int, files: Sequence[str], words: Sequence[str], rule: StreamRule
-) -> Any:
-    changes = flat_options({key: value for each in varied(options.vary).values() for key, value in each.items()})
-    name = "+".join(varied(options.vary))[:LONGEST_NAME]
-    idea = idea_at(rule, place, adopted, options.because)
-    validate(dataclasses.asdict(idea), IDEA, PROG)
-    first = first_seed(place, adopted, again=options.again)
-    experiment = experiment_of_idea(
-        options.stream, place, files, name, changes, options.match, first=first, most=rule.most
-    )
-    return ablate_run.set_up(experiment, words, more={"idea": dataclasses.asdict(idea)})
-
-
-def environment(setup: Any) -> dict[str, str]:
+def environment(base: Arm) -> dict[str, str]:
     """What all runs of a stream have in common: precision, device, versions, this package, and the text."""
     from lightning_llm.data.mixture import fingerprint
     from lightning_llm.training.environment import environment_of
 
-    base = setup.arms[BASELINE]
     common = {name: str(value) for name, value in environment_of(base.trainer).items() if name != "threads"}
     return {**common, "text": fingerprint(base.data.sources)}
-
-
-def _content(options: argparse.Namespace, setup: Any) -> dict[str, Any]:
-    """Of ``stream.json``."""
-    chosen = settings(options.alpha, options.most, options.workers)
-    return {"asked": _asked(options), **chosen, "environment": environment(setup)}
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:

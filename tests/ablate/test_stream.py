@@ -10,6 +10,7 @@ from lightning_llm.ablate.plan import digest
 from lightning_llm.ablate.results import results_of
 from lightning_llm.ablate.stream import (
     CURRENT,
+    FIRST,
     STREAM,
     VERDICT,
     Stream,
@@ -40,7 +41,7 @@ CONTENT = {
 def stream(tmp_path, experiment):
     """``stream(effect, name)``: another idea of a stream, trained by the stand-in; its plan."""
     out = tmp_path / "s"
-    begin(out, CONTENT)
+    begin(out, CONTENT, {"effect": 0.0})
     (out / "ideas").mkdir()
 
     def add(effect, name="a", *, bar=5.0, **config):
@@ -65,7 +66,7 @@ def end(plan, **stopped):
 
 def test_an_adopted_idea_is_the_baseline_from_then_on(stream, tmp_path):
     out = tmp_path / "s"
-    assert Stream.read(out).baseline() is None
+    assert Stream.read(out).baseline() == out / FIRST
     plan = stream(-0.5)
     assert is_settled(plan, results_of(plan))
     assert yaml.safe_load(Stream.read(out).baseline().read_text())["effect"] == 0.0
@@ -164,6 +165,11 @@ def test_each_place_has_seeds_that_nobody_has_seen():
 
 
 def test_a_changed_file_is_refused(stream, tmp_path):
+    first = (tmp_path / "s" / FIRST).read_text()
+    (tmp_path / "s" / FIRST).write_text("effect: 1.0")
+    with pytest.raises(ValueError, match=r"first.yaml was changed after the start"):
+        Stream.read(tmp_path / "s").baseline()
+    (tmp_path / "s" / FIRST).write_text(first)
     end(stream(0.1))
     verdict = tmp_path / "s" / "ideas" / folder_of(1, "a") / VERDICT
     content = json.loads(verdict.read_text())
