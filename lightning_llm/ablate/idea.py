@@ -107,7 +107,8 @@ def idea_in_words(idea: Idea, state: State) -> str:
     left = len({run.seed for run in state.needed})
     if state.look == CONFIRMATION != idea.most:
         return f"{state.look - left} of {state.look} pairs that confirm it"
-    return f"{idea.most - left} pairs, at most {idea.most}"
+    count = idea.most - left
+    return f"{count} pair{'s' * (count != 1)}, at most {idea.most}"
 
 
 def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -> list[float]:

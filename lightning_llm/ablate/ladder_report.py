@@ -51,7 +51,7 @@ def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, An
     return {
         "name": ladder.asked["name"],
         "out": str(ladder.out),
-        **{field: first[field] for field in ("metric", "unit", "delta", "alpha")},
+        **{field: first[field] for field in ("metric", "unit", "delta", "alpha", "interval")},
         "has_ended": all(report["has_ended"] for report in sizes.values()),
         "pairs": ladder.pairs,
         "sizes": {
@@ -84,7 +84,7 @@ def predictions(
     for name in known[0]["variants"]:
         rows = [(at[size], report["variants"][name]) for size, report in sizes.items()]
         places = [
-            AtSize(x, row["difference"], row["sd"], row["pairs"]) for x, row in rows if row["difference"] is not None
+            AtSize(x, row["difference"], row["sd"], _counted(row)) for x, row in rows if row["difference"] is not None
         ]
         direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), known[0]["delta"]
         try:
@@ -127,8 +127,13 @@ def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]
 def _spreads(x: float, report: Mapping[str, Any]) -> Iterator[AtSize]:
     rows = [*report["variants"].values(), report["aa"]["null"]]
     for row in rows:
-        if row is not None and row["difference"] is not None and row["pairs"] > 1:
-            yield AtSize(x, row["difference"], row["sd"], row["pairs"])
+        if row is not None and row["difference"] is not None and _counted(row) > 1:
+            yield AtSize(x, row["difference"], row["sd"], _counted(row))
+
+
+def _counted(row: Mapping[str, Any]) -> int:
+    """The pairs that a difference is the mean of: those whose baseline diverged are left out."""
+    return int(row["pairs"] - row["baseline_diverged"])
 
 
 def _x(compute: float) -> float:
@@ -176,12 +181,12 @@ def _multiplier(difference: float | None, slope: float | None) -> float | None:
 
 def _kept(promise: Mapping[str, Any], report: Mapping[str, Any] | None) -> dict[str, Any]:
     """A promise, with what was observed of each variant, and whether it is a hit."""
-    found = {}
+    found, has_ended = {}, report is not None and report["has_ended"]
     for name, predicted in promise["variants"].items():
-        observed = None if report is None or not report["has_ended"] else report["variants"][name]["difference"]
+        observed = report["variants"][name]["difference"] if report is not None and has_ended else None
         low, high = predicted["prediction_interval"] if predicted else (math.nan, math.nan)
         is_hit = None if observed is None or predicted is None else low <= observed <= high
-        found[name] = {"predicted": predicted, "observed": observed, "hit": is_hit}
+        found[name] = {"predicted": predicted, "observed": observed, "hit": is_hit, "has_ended": has_ended}
     return {"size": promise["size"], "compute": promise["compute"], "hash": promise["hash"], "variants": found}
 
 
@@ -197,11 +202,9 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
         lines.append(NO_BEND)
     for promise in report["promises"]:
         lines += [_promised(name, row, promise["size"]) for name, row in promise["variants"].items()]
-    share = words.percent(1 - report["alpha"])
-    return [
-        *lines,
-        f"Intervals of differences: {share} for each size; predictions: {words.percent(LEVEL)} for each variant.",
-    ]
+    each, together = (words.percent(report["interval"][which]) for which in ("each", "together"))
+    differences = f"Intervals of differences: {each} each, {together} for all variants of a size together"
+    return [*lines, f"{differences}; predictions: {words.percent(LEVEL)} for each variant."]
 
 
 def _predicted(name: str, row: Mapping[str, Any], target: Mapping[str, Any], report: Mapping[str, Any]) -> str:
@@ -212,7 +215,7 @@ def _predicted(name: str, row: Mapping[str, Any], target: Mapping[str, Any], rep
         "holds": "holds: the direction is that at the largest size",
         "fades": f"fades: the difference is smaller than {report['delta']}",
         "flips": "flips: the direction is the opposite of that at the largest size",
-        "unknown": "unknown: no direction is shown",
+        "unknown": "unknown: the interval allows more than one answer",
     }[row["answer"]]
     numbers = f"difference {words.signed(row['difference'])} ({words.bounds(row['interval'])}) {report['unit']}"
     observed = f"its {report['pairs']} pairs should show {words.bounds(row['prediction_interval'])}"
@@ -225,7 +228,8 @@ def _promised(name: str, row: Mapping[str, Any], size: str) -> str:
         return f"{name} at {size}: nothing was promised."
     promised = f"promised {words.bounds(row['predicted']['prediction_interval'])}"
     if row["observed"] is None:
-        return f"{name} at {size}: {promised}; not observed yet."
+        observed = "no difference was observed, since a run diverged" if row["has_ended"] else "not observed yet"
+        return f"{name} at {size}: {promised}; {observed}."
     return f"{name} at {size}: {'hit' if row['hit'] else 'miss'}: {promised}, observed {words.signed(row['observed'])}."
 
 

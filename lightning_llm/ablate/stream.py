@@ -3,8 +3,8 @@
 ``STREAM/stream.json`` holds what the stream began with, and ``first.yaml`` its baseline; they never change. Each idea
 is an experiment of its own in ``STREAM/ideas/PLACE-NAME``, whose plan has its place and bar. An idea that has ended
 has ``verdict.json`` there, which holds no loss of a single seed: an idea must not be chosen by the seeds that will
-judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until one is adopted: then
-seeds are fresh, since the old baseline was lucky on the old ones.
+judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until one is adopted:
+then seeds are fresh, since the old baseline was lucky on the old ones.
 """
 
 import dataclasses

@@ -74,6 +74,7 @@ def test_a_baseline_that_diverges_ends_everything():
 def test_progress_says_how_many_pairs_may_come():
     first = state_of_idea(EXPERIMENT, IDEA, losses([-1.0, -1.1]))
     assert idea_in_words(IDEA, first) == "2 pairs, at most 6"
+    assert idea_in_words(IDEA, state_of_idea(EXPERIMENT, IDEA, losses([-1.0]))) == "1 pair, at most 6"
     confirming = state_of_idea(EXPERIMENT, IDEA, losses(BETTER[:4]) | losses([-0.5], first=900))
     assert idea_in_words(IDEA, confirming) == "1 of 8 pairs that confirm it"
 

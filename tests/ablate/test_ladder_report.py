@@ -10,6 +10,7 @@ from lightning_llm.ablate.ladder_report import (
     NO_BEND,
     ladder_report,
     lines_of,
+    predictions,
     promise_for,
     table_of,
     write_ladder_report,
@@ -117,4 +118,28 @@ def test_without_a_target_the_sizes_are_shown_alone(ladder):
     report = ladder_report(*read_ladder(made.out))
     assert report["target"] is None
     assert report["ladder"]["a"]["answer"] is None
-    assert lines_of(report) == ["Intervals of differences: 95% for each size; predictions: 90% for each variant."]
+    shares = "95% each, 95% for all variants of a size together"
+    assert lines_of(report) == [f"Intervals of differences: {shares}; predictions: 90% for each variant."]
+
+
+def test_intervals_of_several_variants_say_what_each_is(ladder):
+    report = ladder_report(*read_ladder(ladder({"a": [-0.1] * 3, "b": [0.1] * 3}, predict=None).out))
+    assert "97.5% each, 95% for all variants of a size together" in lines_of(report)[-1]
+
+
+def test_a_pair_whose_baseline_diverged_does_not_count(tmp_path):
+    row = {"difference": -0.1, "sd": 0.01, "pairs": 8, "baseline_diverged": 0, "direction": "better"}
+    report = {"variants": {"a": row}, "aa": {"null": None}, "delta": None}
+    sizes = {size: report for size in ("25k", "50k", "100k")}
+    lost = {**sizes, "100k": {**report, "variants": {"a": {**row, "baseline_diverged": 6}}}}
+    whole, fewer = (predictions(each, COMPUTES, "200k", 8)["a"] for each in (sizes, lost))
+    assert fewer["interval"][1] - fewer["interval"][0] > 1.2 * (whole["interval"][1] - whole["interval"][0])
+
+
+def test_a_promise_of_a_variant_that_diverged_has_no_observation(ladder):
+    made = ladder({"a": [-0.1, -0.1, -0.1]})
+    store_promise(made, promise_for(made, COMPUTES))
+    assert any("not observed yet" in line for line in lines_of(ladder_report(*read_ladder(made.out))))
+    train_size(made, "200k", {"a": [0, 1, 2, 3]}, 0.0)
+    lines = lines_of(ladder_report(*read_ladder(made.out)))
+    assert any("no difference was observed, since a run diverged" in line for line in lines)
