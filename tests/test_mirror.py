@@ -33,7 +33,6 @@ WITHOUT = frozenset(
         "interop/weights.py",
         "io/progress.py",
         "lazy.py",
-        "measure/timeline.py",
         "model/context.py",
         "model/norm.py",
         "model/rope_scaling.py",

@@ -15,7 +15,8 @@ import dataclasses
 from collections import Counter
 
 from lightning_llm.accounting import parts
-from lightning_llm.accounting.parts import UNMEASURED, Measured, MeasuredPart, unlisted_parts
+from lightning_llm.accounting.parts import unlisted_parts
+from lightning_llm.accounting.settings import UNMEASURED, Measured, MeasuredPart
 from lightning_llm.accounting.symbolic import Count
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of, option_of

@@ -39,7 +39,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameters_by_part, step_flops
-from lightning_llm.accounting.parts import UNMEASURED, Measured, parts_to_measure
+from lightning_llm.accounting.parts import parts_to_measure
+from lightning_llm.accounting.settings import UNMEASURED, Measured
 from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.config import ModelConfig

@@ -187,6 +187,15 @@ def _parts_of(name: str) -> set[str]:
     return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
 
 
+def matmul_dtype(precision: str, *, tf32: bool) -> str:
+    """The dtype of matmuls under one of Lightning's precisions, as the table of devices has it."""
+    if precision.startswith("bf16"):
+        return "bfloat16"
+    if precision.startswith("16"):
+        return "float16"
+    return "tf32" if tf32 else "float32"
+
+
 def auto_precision(name: str, features: Collection[str]) -> tuple[Precision, str]:
     """The precision for a processor, and the reason in words.
 

@@ -27,7 +27,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import CLASS_PATH, INIT_ARGS, name_of, option_of
 
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
-BETWEEN = ("second", "last but one")
+PLACES = ("first", "second", "last but one", "last")  # in a run of at least LONG layers
 LONG = 3  # layers that show all there is to a run: its first, its last, and one between
 MOST_ROWS = 2**24
 MOST_DIFFERENT = 200  # layers whose levels rise: each of them is traced again for each number of rows
@@ -296,7 +296,7 @@ def _ends(run: range, every: int) -> list[int]:
 def _points_of(step: StepPoints, level: int, count: int, place: int) -> Iterator[tuple[str, Bytes]]:
     """The points of one layer of a run, with ``{}`` for its number: evenly between the second and the last but one."""
     names = _places(level, count)[place]
-    near, far = (names[0],) * 2 if names else (f"the {which} layer at level {level}" for which in BETWEEN)
+    near, far = (names[0],) * 2 if names else (f"the {which} layer at level {level}" for which in PLACES[1:3])
     for name, size in step.points.items():
         if near in name:
             ends = zip(size, step.points[name.replace(near, far)], strict=True)
@@ -321,5 +321,5 @@ def _places(level: int, count: int) -> list[list[str]]:
     """Names for each layer of a run, by its place there; a layer may have several."""
     if count < LONG:
         return [[f"layer {layer} of those at level {level}"] for layer in range(count)]
-    names = [(0, "first"), (1, "second"), (count - 2, "last but one"), (count - 1, "last")]
+    names = list(zip((0, 1, count - 2, count - 1), PLACES, strict=True))
     return [[f"the {name} layer at level {level}" for place, name in names if place == layer] for layer in range(count)]

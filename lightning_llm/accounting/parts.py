@@ -7,7 +7,6 @@ part without an entry costs nothing here: ``training/measured_parts.py`` measure
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from lightning_llm.accounting.symbolic import Count
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
@@ -157,38 +156,3 @@ def parts_to_measure(config: ModelConfig) -> dict[str, str]:
     if "block" in kinds:
         kinds -= {"attention", "mlp"}
     return {kind: names[kind] for kind in BUILT_IN if kind in kinds}
-
-
-# ---- measured parts
-
-LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
-Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasuredPart:
-    """What was measured of a part, for one layer: the second, if there are several.
-
-    Attributes:
-        parameters: Number of elements.
-        more_parameters: What the parameters of all layers have beyond equally many in each.
-        matrices: Elements in two-dimensional parameters.
-        flops: Of matmuls in forward.
-        saved: Bytes saved for backward besides the input.
-        forward: Bytes of temporaries in forward.
-        backward: The same in backward.
-        itemsize: Bytes of each number of the output.
-    """
-
-    parameters: int
-    more_parameters: int
-    matrices: int
-    flops: Affine
-    saved: Affine
-    forward: Affine
-    backward: Affine
-    itemsize: int
-
-
-Measured = Mapping[str, MeasuredPart]  # by the kind of part; "block" is all of a block
-UNMEASURED: Measured = MappingProxyType({})

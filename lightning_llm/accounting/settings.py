@@ -6,11 +6,42 @@ place that uses it.
 """
 
 import dataclasses
-
-from lightning_llm.accounting.parts import Measured
+from collections.abc import Mapping
+from types import MappingProxyType
 
 STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
 STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
+LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
+Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredPart:
+    """What was measured of a part, for one layer: the second, if there are several.
+
+    Attributes:
+        parameters: Number of elements.
+        more_parameters: What the parameters of all layers have beyond equally many in each.
+        matrices: Elements in two-dimensional parameters.
+        flops: Of matmuls in forward.
+        saved: Bytes saved for backward besides the input.
+        forward: Bytes of temporaries in forward.
+        backward: The same in backward.
+        itemsize: Bytes of each number of the output.
+    """
+
+    parameters: int
+    more_parameters: int
+    matrices: int
+    flops: Affine
+    saved: Affine
+    forward: Affine
+    backward: Affine
+    itemsize: int
+
+
+Measured = Mapping[str, MeasuredPart]  # by the kind of part; "block" is all of a block
+UNMEASURED: Measured = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ import dataclasses
 
 from lightning_llm.accounting.counts import norm_elements, parameters_by_part
 from lightning_llm.accounting.memory import StepPoints
-from lightning_llm.accounting.parts import Measured
-from lightning_llm.accounting.settings import STRATEGIES, StepSettings
+from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings
 from lightning_llm.accounting.symbolic import item_sizes
 from lightning_llm.model.config import ModelConfig
 

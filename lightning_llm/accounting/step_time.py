@@ -9,17 +9,9 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 import dataclasses
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
-from lightning_llm.accounting.hardware import GIGA, TERA, Device
-from lightning_llm.accounting.parts import (
-    KNOWN_BLOCKS,
-    KNOWN_MLPS,
-    KNOWN_NORMS,
-    Affine,
-    Block,
-    MeasuredPart,
-    unlisted_parts,
-)
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_dtype
+from lightning_llm.accounting.parts import KNOWN_BLOCKS, KNOWN_MLPS, KNOWN_NORMS, Block, unlisted_parts
+from lightning_llm.accounting.settings import Affine, MeasuredPart, StepSettings
 from lightning_llm.accounting.sharding import elements_outside_blocks
 from lightning_llm.accounting.symbolic import item_sizes
 from lightning_llm.model.config import ModelConfig
@@ -80,13 +72,6 @@ class CostModel:
             ValueError: The device has none in the table.
         """
         return self.device.peak(matmul_dtype(precision, tf32=self.tf32))
-
-
-def matmul_dtype(precision: str, *, tf32: bool) -> str:
-    """Of matmuls, as the table of devices has it."""
-    if precision != "32-true":
-        return "bfloat16"
-    return "tf32" if tf32 else "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +155,7 @@ def step_time(config: ModelConfig, cost_model: CostModel, settings: StepSettings
 Passes = tuple[float, float]  # elements per token: in forward, and in forward and backward
 
 
-def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> tuple[float, float]:
+def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passes:
     """Elements per token that a step reads and writes besides its matmuls: once, and again where it recomputes."""
     s, recompute, measured = Sizes.of(config, settings.measured), config.recompute, settings.measured
     unlisted = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_llm.accounting import parts
 from lightning_llm.accounting.counts import Sizes
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, StepSettings
 from lightning_llm.accounting.symbolic import FLOAT32, INT64, Count, Gradients
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
@@ -136,9 +136,9 @@ class SymbolicModel:
     def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
         """A part known by measurement alone; ``window``: of its attention."""
         ops, part, tokens, shapes = self.ops, self.measured[kind], int(self.tokens), [y.size for y in (x, *weights)]
-        reach = self.seq if window is None else max(parts.LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
+        reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
 
-        def size(measure: parts.Affine) -> int:
+        def size(measure: Affine) -> int:
             fixed, per_token, per_pair = measure
             return max(0, round(fixed + tokens * (per_token + min(int(self.seq), reach) * per_pair)))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "inputs", "activations", "temporary", "other")
+SAMPLES = 400  # of a step
 
 
 @dataclasses.dataclass
@@ -95,10 +96,10 @@ class Timeline:
             record["live_bytes"] = max(record["live_bytes"], self._totals[last])
         return found
 
-    def samples(self, most: int = 400) -> list[StepPoint]:
-        """The step in at most ``most`` intervals, each by its own peak: the step's is among them."""
-        count = len(self._totals)
-        starts = range(count) if count <= most else [n * count // most for n in range(most)]
+    def samples(self) -> list[StepPoint]:
+        """The step in at most ``SAMPLES`` intervals, each by its own peak: the step's is among them."""
+        count, intervals = len(self._totals), min(SAMPLES, len(self._totals))
+        starts = [number * count // intervals for number in range(intervals)]
         places = {self._highest(start, end) for start, end in itertools.pairwise([*starts, count])}
         places = {place for place in places if self._events[place].operator > 0} | {self._place(0)}
         return self.points(sorted(places))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_llm.accounting.parts import LONGEST_MEASURED, Affine, Measured, MeasuredPart, parts_to_measure
+from lightning_llm.accounting.parts import parts_to_measure
+from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build

@@ -14,8 +14,8 @@ from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters
 from lightning_llm.accounting.dial import OPTIONS, Dial, asked_in, dial, given_options, with_options
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
-from lightning_llm.accounting.parts import UNMEASURED, Measured, parts_to_measure
-from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, StepSettings
+from lightning_llm.accounting.parts import parts_to_measure
+from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, UNMEASURED, Measured, StepSettings
 from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.io.config_file import Section, config_path, merged, read_config
 from lightning_llm.io.trust import add_trust_option, is_custom

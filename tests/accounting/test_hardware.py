@@ -15,6 +15,7 @@ from lightning_llm.accounting.hardware import (
     cpu_name,
     device_from_part,
     gpu_features,
+    matmul_dtype,
     reserve_for,
 )
 
@@ -143,3 +144,17 @@ def test_every_listed_gpu_has_a_precision():
         "Tesla V100-SXM2-16GB",
         "Tesla T4",
     }
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "dtype"),
+    [
+        ("bf16-mixed", False, "bfloat16"),
+        ("bf16-true", True, "bfloat16"),
+        ("16-mixed", False, "float16"),
+        ("32-true", False, "float32"),
+        ("32-true", True, "tf32"),
+    ],
+)
+def test_dtype_of_matmuls(precision, tf32, dtype):
+    assert matmul_dtype(precision, tf32=tf32) == dtype

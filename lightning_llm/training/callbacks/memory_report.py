@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.table import Column, Table
 
+from lightning_llm.io.charts import canvas
 from lightning_llm.io.units import GIB, MIB, short_mib
 from lightning_llm.io.untrusted import number_in
 from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
@@ -77,12 +78,6 @@ def point_report(point: StepPoint) -> Report:
 
 def draw(reports: Mapping[str, Report], title: str) -> Any:
     """A ``matplotlib.figure.Figure`` with a canvas of its own, and a column for each report, by its title."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(9.5, 8 * len(reports)), 8.5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, len(reports), sharex="col", sharey=True, squeeze=False)
     highest = max(report["peak"]["bytes"] for report in reports.values())
     unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
     modules = _modules(reports)
@@ -92,21 +87,23 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
         grouping: [key for key in keys if key == REST or any(sample[grouping].get(key) for sample in samples)]
         for grouping, keys in zip(GROUPINGS, (CATEGORIES, modules), strict=True)
     }
-    for column, (label, report) in enumerate(reports.items()):
-        peak = report["peak"]
-        for axis, (grouping, keys) in zip(axes[:, column], shown.items(), strict=True):
-            _stack(axis, report, grouping, keys, colors, unit)
-            _mark_phases(axis, report["timeline"], highest / unit)
-            if column == 0:
-                axis.set_ylabel(f"live {GROUPINGS[grouping]}, {name} (lower is better)")
-            if column == len(reports) - 1:
-                handles, labels = axis.get_legend_handles_labels()
-                axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-        axes[0, column].set_title(f"{label}\npeak {peak['bytes'] / unit:,.1f} {name} in {peak['phase']}", fontsize=10)
-        axes[1, column].set_xlabel("operators run since the step began")
-    axes[0, 0].set_ylim(0, 1.12 * highest / unit)
-    figure.suptitle(title)
-    return figure
+    size: dict[str, Any] = {"nrows": 2, "ncols": len(reports), "sharex": "col", "sharey": True}
+    with canvas(max(9.5, 8 * len(reports)), 8.5, dpi=110, **size) as axes:
+        for column, (label, report) in enumerate(reports.items()):
+            peak = report["peak"]
+            for axis, (grouping, keys) in zip(axes[:, column], shown.items(), strict=True):
+                _stack(axis, report, grouping, keys, colors, unit)
+                _mark_phases(axis, report["timeline"], highest / unit)
+                if column == 0:
+                    axis.set_ylabel(f"live {GROUPINGS[grouping]}, {name} (lower is better)")
+                if column == len(reports) - 1:
+                    handles, labels = axis.get_legend_handles_labels()
+                    axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+            axes[0, column].set_title(f"{label}\npeak {peak['bytes'] / unit:,.1f} {name} in {peak['phase']}")
+            axes[1, column].set_xlabel("operators run since the step began")
+        axes[0, 0].set_ylim(0, 1.12 * highest / unit)
+        axes[0, 0].figure.suptitle(title)
+    return axes[0, 0].figure
 
 
 def pixels(figure: Any) -> Any:

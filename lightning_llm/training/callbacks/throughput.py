@@ -12,11 +12,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.accounting.counts import StepFlops, step_flops
-from lightning_llm.accounting.hardware import TERA, find_device
+from lightning_llm.accounting.hardware import TERA, find_device, matmul_dtype
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
 from lightning_llm.data.datamodule import data_attribute
 from lightning_llm.measure.timer import PhaseClock
 from lightning_llm.training import metrics
+from lightning_llm.training.environment import uses_tf32
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
@@ -215,19 +216,11 @@ def _peak_of(trainer: Trainer, peak_tflops: float | None) -> tuple[float, str]:
     """FLOP per second of one device, and its source; a ValueError says why there is none."""
     if peak_tflops is not None:
         return peak_tflops * TERA, f"peak {peak_tflops:g} TFLOP/s, as given"
-    device, dtype = trainer.strategy.root_device, _matmul_dtype(str(trainer.precision))
+    device = trainer.strategy.root_device
+    dtype = matmul_dtype(str(trainer.precision), tf32=uses_tf32(trainer))
     if device.type != "cuda":
         raise ValueError(f"no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback")
     spec = find_device(torch.cuda.get_device_name(device))
     if dtype not in spec.flops:
         raise ValueError(f"{spec.name} has no {dtype} matrix multiplications")
     return spec.flops[dtype], f"peak {spec.flops[dtype] / TERA:g} TFLOP/s in {dtype} ({spec.source})"
-
-
-def _matmul_dtype(precision: str) -> str:
-    """The dtype of matrix multiplications under one of Lightning's precisions."""
-    if precision.startswith("bf16"):
-        return "bfloat16"
-    if precision.startswith("16"):
-        return "float16"
-    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -10,7 +10,7 @@ from lightning_llm.data import batches
 from lightning_llm.data.batches import WindowReader
 from lightning_llm.measure import timer
 from lightning_llm.training import metrics
-from lightning_llm.training.callbacks.throughput import TrainingLog, Utilization, _matmul_dtype, utilization_of
+from lightning_llm.training.callbacks.throughput import TrainingLog, Utilization, utilization_of
 from lightning_llm.training.module import LanguageModel
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")
@@ -146,9 +146,3 @@ def test_peaks_of_gpus(monkeypatch, tiny, name, precision, says):
 def test_without_a_known_model_or_device_there_is_a_reason():
     assert utilization_of(FakeTrainer("32-true"), None, None).note.startswith("no MFU: ")
     assert Utilization(None, 1.0, "").percent(1.0) == {}
-
-
-def test_dtype_of_the_products(monkeypatch):
-    assert [_matmul_dtype(p) for p in ("bf16-mixed", "16-mixed", "32-true")] == ["bfloat16", "float16", "float32"]
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert _matmul_dtype("32-true") == "tf32"
