@@ -25,7 +25,6 @@ WITHOUT = frozenset(
         "cli/ablate_arm.py",
         "cli/command_line.py",
         "cli/convert.py",
-        "cli/inference.py",
         "cli/process.py",
         "data/defaults.py",
         "interop/config_json.py",
@@ -41,10 +40,6 @@ WITHOUT = frozenset(
         "ops/loss_chunks.py",
         "ops/score_mod_attention.py",
         "ops/swiglu_tiles.py",
-        "optim/base.py",
-        "statistics/power.py",
-        "training/callbacks/memory_advice.py",
-        "training/callbacks/memory_report.py",
         "training/run_config.py",
     }
 )

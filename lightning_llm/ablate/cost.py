@@ -21,7 +21,7 @@ from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.ratios import median_interval
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import cpu_name
-from lightning_llm.measure.meter import MemoryMeter, tensors_in
+from lightning_llm.measure.meter import memory_of, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
@@ -70,17 +70,9 @@ class TrainingSteps:
         gc.collect()
         held = [*self.model.parameters(), *self.model.buffers(), *tensors_in(self.optimizer.state)]
         fixed: int = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            self.step()
-            return fixed + int(torch.cuda.max_memory_allocated()) - before
-        if getattr(self.model, "compile_mode", None) is not None:
+        if self.device.type != "cuda" and getattr(self.model, "compile_mode", None) is not None:
             return None
-        with MemoryMeter(exclude=held) as meter:
-            self.step()
-        return fixed + int(meter.peak_bytes)
+        return fixed + memory_of(self.step, lambda _: None, held, self.device.type)[1]
 
 
 def flops_of(arm: Arm) -> int | None:

@@ -24,6 +24,7 @@ from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, S
 
 DIRECTIONS = {BETTER: -1, WORSE: 1}
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
+_SHOWN = ("difference", "interval", "pairs", "sd", "verdict", "direction", "sentence")  # of a variant at a size
 _PLACES = 40  # between the largest size and the furthest target
 
 
@@ -36,18 +37,15 @@ def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, An
     """
     promises = {size: promise_of(ladder, size) for size in promised_sizes(ladder)}
     computes = {**computes, **{size: promise["compute"] for size, promise in promises.items() if promise}}
-    names = [*ladder.sizes, *(size for size in promises if size not in ladder.sizes)]
-    sizes = {
-        size: report_of(load_experiment(folder))
-        for size in names
-        if (folder := ladder.folder(size) / PLAN).exists() and (folder := folder.parent)
-    }
+    names = dict.fromkeys((*ladder.sizes, *promises))
+    sizes = {size: _report(ladder, size) for size in names if (ladder.folder(size) / PLAN).exists()}
     if not sizes:
         raise ValueError(f"no size of {ladder.out} is planned yet: lightning-llm ablate run {ladder.out} continues it")
     first = next(iter(sizes.values()))
     of_variants = {name: _rows(name, sizes, computes) for name in first["variants"]}
     target = None if ladder.target is None or ladder.target in sizes else ladder.target
     predicted = predictions(sizes, computes, target, ladder.pairs) if target else {}
+    unknown = {"answer": None}
     return {
         "name": ladder.asked["name"],
         "out": str(ladder.out),
@@ -59,9 +57,7 @@ def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, An
         },
         "target": None if target is None else {"size": target, "compute": computes[target]},
         "level": LEVEL,
-        "ladder": {
-            name: {**(predicted.get(name) or {"answer": None}), "sizes": rows} for name, rows in of_variants.items()
-        },
+        "ladder": {name: {**(predicted.get(name) or unknown), "sizes": rows} for name, rows in of_variants.items()},
         "promises": [_kept(promise, sizes.get(size)) for size, promise in promises.items() if promise],
     }
 
@@ -83,9 +79,7 @@ def predictions(
     found: dict[str, Any] = {}
     for name in known[0]["variants"]:
         rows = [(at[size], report["variants"][name]) for size, report in sizes.items()]
-        places = [
-            AtSize(x, row["difference"], row["sd"], _counted(row)) for x, row in rows if row["difference"] is not None
-        ]
+        places = [_at_size(x, row) for x, row in rows if row["difference"] is not None]
         direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), known[0]["delta"]
         try:
             spread = Spread.of(every)
@@ -114,7 +108,7 @@ def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]
     Raises:
         ValueError: One of them has not ended.
     """
-    sizes = {size: report_of(load_experiment(ladder.folder(size))) for size in ladder.sizes}
+    sizes = {size: _report(ladder, size) for size in ladder.sizes}
     if left := [size for size, report in sizes.items() if not report["has_ended"]]:
         raise ValueError(f"{ladder.folder(left[0])} has not ended: lightning-llm ablate run {ladder.out} continues it")
     target = ladder.targets[0]
@@ -124,16 +118,20 @@ def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]
     return {**facts, "variants": predicted, "plans": plans}
 
 
+def _report(ladder: Ladder, size: str) -> dict[str, Any]:
+    return report_of(load_experiment(ladder.folder(size)))
+
+
 def _spreads(x: float, report: Mapping[str, Any]) -> Iterator[AtSize]:
     rows = [*report["variants"].values(), report["aa"]["null"]]
     for row in rows:
-        if row is not None and row["difference"] is not None and _counted(row) > 1:
-            yield AtSize(x, row["difference"], row["sd"], _counted(row))
+        if row is not None and row["difference"] is not None and (at := _at_size(x, row)).pairs > 1:
+            yield at
 
 
-def _counted(row: Mapping[str, Any]) -> int:
-    """The pairs that a difference is the mean of: those whose baseline diverged are left out."""
-    return int(row["pairs"] - row["baseline_diverged"])
+def _at_size(x: float, row: Mapping[str, Any]) -> AtSize:
+    """A difference and its pairs: those whose baseline diverged are left out."""
+    return AtSize(x, row["difference"], row["sd"], row["pairs"] - row["baseline_diverged"])
 
 
 def _x(compute: float) -> float:
@@ -153,24 +151,12 @@ def _rows(name: str, sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[s
     rows = []
     for (size, report), slope in zip(sizes.items(), slopes, strict=True):
         row = report["variants"][name]
-        ends = [
-            _multiplier(row["difference"], slope),
-            *sorted(filter(None, (_multiplier(end, slope) for end in row["interval"] or ()))),
-        ]
-        facts = {
-            field: row[field]
-            for field in ("difference", "interval", "pairs", "sd", "verdict", "direction", "size", "sentence")
-        }
-        facts["against_delta"] = facts.pop("size")
-        rows.append(
-            {
-                "size": size,
-                "compute": computes[size],
-                **facts,
-                "multiplier": ends[0],
-                "multiplier_interval": ends[1:] or None,
-            }
-        )
+        facts = {"size": size, "compute": computes[size], **{field: row[field] for field in _SHOWN}}
+        facts["against_delta"] = row["size"]
+        facts["multiplier"] = _multiplier(row["difference"], slope)
+        ends = (_multiplier(end, slope) for end in row["interval"] or ())
+        facts["multiplier_interval"] = sorted(filter(None, ends)) or None
+        rows.append(facts)
     return rows
 
 
@@ -259,21 +245,22 @@ def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[
     write_json(ladder.out / REPORT, report)
     facts = f"{report['metric']}, {report['pairs']} pairs at each size, alpha {report['alpha']:g} per size"
     unfinished = [] if report["has_ended"] else ["<p><strong>The ladder has not ended.</strong></p>"]
-    parts = [f"<h1>{page.text(report['name'])}</h1>", f'<p class="soft">{page.text(facts)}</p>', *unfinished]
-    parts += [
+    about = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
+    about += "baseline's own losses between the sizes, which is taken as exact. "
+    about += "FLOPs are counted, with head and attention."
+    parts = [
+        f"<h1>{page.text(report['name'])}</h1>",
+        f'<p class="soft">{page.text(facts)}</p>',
+        *unfinished,
         "<h2>Does it hold at larger scale?</h2>",
         page.plot(draw, report, height=4.2),
         page.paragraphs(lines_of(report)),
-    ]
-    parts += [
         "<h2>Differences at each size</h2>",
         page.table([*HEAD, *MORE], [[*row, *more] for row, more in table_of(report)]),
+        f"<figcaption>{page.text(about)}</figcaption>",
+        "<h2>Sizes</h2>",
+        page.table(*_sizes_table(report)),
     ]
-    about = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
-    about += (
-        "baseline's own losses between the sizes, which is taken as exact. FLOPs are counted, with head and attention."
-    )
-    parts += [f"<figcaption>{page.text(about)}</figcaption>", "<h2>Sizes</h2>", page.table(*_sizes_table(report))]
     write_text(path, page.document(f"{report['name']}: ladder report", parts))
     return report, path
 
@@ -299,11 +286,9 @@ def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         color, shift = COLORS[place % len(COLORS)], 1.04 ** (place - (count - 1) / 2)
         rows = [row for row in variant["sizes"] if row["difference"] is not None]
         x, y = [row["compute"] * shift for row in rows], [row["difference"] for row in rows]
-        ends = [
-            [abs(row["difference"] - (row["interval"] or [row["difference"]] * 2)[side]) for row in rows]
-            for side in (0, 1)
-        ]
-        axis.errorbar(x, y, yerr=ends, fmt="o-", ms=5, capsize=3, lw=1, color=color, label=printable(name))
+        ends = [row["interval"] or [row["difference"]] * 2 for row in rows]
+        halves = abs(np.reshape(ends, (-1, 2)).T - y)
+        axis.errorbar(x, y, yerr=halves, fmt="o-", ms=5, capsize=3, lw=1, color=color, label=printable(name))
         if target and variant["answer"]:
             at = target["compute"] * shift
             axis.vlines(at, *variant["prediction_interval"], color=color, lw=1)

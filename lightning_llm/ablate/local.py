@@ -186,7 +186,7 @@ class Display:
         if not self._console.is_terminal:
             for number, run in enumerate(sorted(new), len(results) - len(new) + 1):
                 line = f"run {number}/{total}  {run_in_words(self._plan, run, results, words)}"
-                self._console.print(line, soft_wrap=True, highlight=False)
+                self._console.say(line)
 
 
 def run_in_words(plan: Plan, run: Run, results: Mapping[Run, Result], progress: str) -> str:

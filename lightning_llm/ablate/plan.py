@@ -194,6 +194,14 @@ class Plan:
         """The run directory of a run."""
         return self.out / RUNS / str(run)
 
+    def run_folders(self) -> Iterator[tuple[Run, Path]]:
+        """The runs that have a folder, in the order of their names, and that folder."""
+        folders = sorted((self.out / RUNS).iterdir()) if (self.out / RUNS).is_dir() else []
+        for folder in folders:
+            name, _, seed = folder.name.rpartition(",seed=")
+            if seed.isdecimal():
+                yield Run(name, int(seed)), folder
+
     def is_reused(self, run: Run) -> bool:
         """Whether the files of a run are those of another experiment."""
         return (self.run_dir(run) / REUSED_FROM).is_file()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.plan import RUNS, Plan
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
@@ -184,11 +184,8 @@ def results_of(plan: Plan, before: Mapping[Run, Result] | None = None) -> dict[R
         ValueError: A run used other batches or started from other values than the baseline's of the same seed.
     """
     results = dict(before or {})
-    folders = sorted((plan.out / RUNS).iterdir()) if (plan.out / RUNS).is_dir() else []
-    for folder in folders:
-        name, _, seed = folder.name.rpartition(",seed=")
-        run = Run(name, int(seed) if seed.isdecimal() else -1)
-        if run not in results and plan.arm(name) and run.seed >= 0 and (result := _result(plan, run, folder)):
+    for run, folder in plan.run_folders():
+        if run not in results and plan.arm(run.name) and (result := _result(plan, run, folder)):
             results[run] = result
     for run, result in results.items():
         base = _baseline(plan, results, run.seed)

@@ -79,11 +79,9 @@ def reusable(
 def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], tuned: str | None) -> Iterator[str]:
     """The finished runs of an experiment that are runs of these arms."""
     is_tuned_alike = plan.tune is not None and plan.tune.option == tuned
-    folders = sorted((plan.out / RUNS).iterdir()) if (plan.out / RUNS).is_dir() else []
-    for folder in folders:
-        name, _, seed = folder.name.rpartition(",seed=")
-        arm = plan.arm(name)
-        if arm not in arms or not seed.isdecimal() or (name != arm and not is_tuned_alike):
+    for run, folder in plan.run_folders():
+        arm = plan.arm(run.name)
+        if arm not in arms or (run.name != arm and not is_tuned_alike):
             continue
         if plan.arms[arm].get("identity") != identities[arm].hash:
             continue

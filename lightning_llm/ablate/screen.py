@@ -43,8 +43,7 @@ def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> N
         why = "no experiment with this baseline in the same parent folder has measured the spread"
         command = f"{COMMAND} power --from {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}"
         lines.append(f"note: what this pilot can find is not known, since {why}; after it, see {command}")
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+    console.say(*lines)
     if spread is not None:
         show_outlook(plan.experiment, spread, console)
 
@@ -73,8 +72,7 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
     lines = [f"Probabilities for {whose}, if a pair's difference has a standard deviation of {spread}."]
     if grid := runs_of_tuning(experiment):
         lines.append(f"The runs include at least {grid} of tuning, and the tuned pairs.")
-    for line in (*lines, *warnings_of(design, spread.value)):
-        console.print(line, soft_wrap=True, highlight=False)
+    console.say(*lines, *warnings_of(design, spread.value))
 
 
 def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
@@ -88,7 +86,7 @@ def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     total = shown_duration(sum(one.seconds for one in outlays.values()))
     about = "by timed steps of the baseline on this machine, without validation"
-    console.print(f"At most about {total}, {about}.", soft_wrap=True, highlight=False)
+    console.say(f"At most about {total}, {about}.")
 
 
 def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:
@@ -100,8 +98,7 @@ def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequen
     for name, *cells in rows:
         table.add_row(folded(name, left), *cells)
     console.print(table)
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+    console.say(*lines)
 
 
 def runs_of(experiment: Experiment, expected: Outlook) -> int:
@@ -152,20 +149,13 @@ def _delta_for(design: Design, spread: float) -> float:
 def show_report(report: Mapping[str, Any], console: Console) -> None:
     """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
     state = "ended" if report["has_ended"] else "has not ended"
-    head = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
+    about = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
     sides = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
-    for line in (head, sides, *words.design_lines(report)):
-        console.print(line, soft_wrap=True, highlight=False)
-    titles = ("pairs", "difference", f"{words.percent(report['interval']['each'])} interval", "p adj.", "verdict")
-    columns = [Column(title, no_wrap=True) for title in titles]
-    table = Table(Column("variant", overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
+    console.say(about, sides, *words.design_lines(report))
+    interval = f"{words.percent(report['interval']['each'])} interval"
     rows = [(name, *words.cells(row)) for name, row in words.labeled(report)]
-    left = room(console.width, zip(titles, *(cells for _, *cells in rows), strict=True))
-    for name, *cells in rows:
-        table.add_row(folded(name, left), *cells)
-    console.print(table)
     share = words.together(report)
     all_hold = [words.simultaneous(share)] if share else []
-    about = (*all_hold, *words.noise_lines(report), *words.tuning_lines(report), *words.cost_lines(report), "")
-    for line in (*about, *words.verdict_lines(report)):  # what was found comes last, where the eye is
-        console.print(line, soft_wrap=True, highlight=False)
+    lines = (*all_hold, *words.noise_lines(report), *words.tuning_lines(report), *words.cost_lines(report), "")
+    head = ("variant", "pairs", "difference", interval, "p adj.", "verdict")
+    show_table(rows, head, [*lines, *words.verdict_lines(report)], console)  # what was found is last, where the eye is

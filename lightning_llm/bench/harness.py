@@ -25,7 +25,7 @@ from lightning_llm.bench.plots import draw_points
 from lightning_llm.bench.rows import COLUMNS, MEASURED, Columns, Row, print_table, ratios
 from lightning_llm.bench.workloads import sizes_of
 from lightning_llm.io.console import Console
-from lightning_llm.measure.meter import MemoryMeter, tensors_in
+from lightning_llm.measure.meter import memory_of, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 
 Result = TypeVar("Result")
@@ -245,32 +245,13 @@ def measure_memory(case: Case, device: str) -> tuple[int | None, int | None]:
     elif not case.is_eager:
         return None, None
     held: list[Tensor | nn.Module] = [*case.held, *([] if case.gradient is None else [case.gradient])]
-    return _memory_of(case.forward, lambda out: torch.autograd.backward(out, case.gradient), held, device)
+    return memory_of(case.forward, lambda out: torch.autograd.backward(out, case.gradient), held, device)
 
 
 def step_peak_bytes(step: Callable[[], object], model: nn.Module, optimizer: Any, batch: Sequence[Tensor]) -> int:
     """The most that a training step holds beyond weights, optimizer state and batch."""
     held: list[Tensor | nn.Module] = [model, *batch, *tensors_in(optimizer.state)]
-    return _memory_of(lambda: None, lambda _: step(), held, batch[0].device.type)[1]
-
-
-def _memory_of(
-    first: Callable[[], Result], then: Callable[[Result], object], held: Sequence[Tensor | nn.Module], device: str
-) -> tuple[int, int]:
-    """Bytes alive between two calls, and the most alive in both, beyond what is held."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()  # libraries' buffers too, which are no part of a step
-        torch.cuda.reset_peak_memory_stats()
-        out = first()
-        saved = torch.cuda.memory_allocated() - before
-        then(out)
-        return saved, torch.cuda.max_memory_allocated() - before
-    with MemoryMeter(exclude=held) as meter:
-        out = first()
-        saved = meter.live_bytes
-        then(out)
-    return saved, int(meter.peak_bytes)
+    return memory_of(lambda: None, lambda _: step(), held, batch[0].device.type)[1]
 
 
 def describe_machine(device: str) -> str:

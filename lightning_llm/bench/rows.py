@@ -14,9 +14,9 @@ from rich.table import Column, Table
 
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
+from lightning_llm.io.units import MIB as MIB
 from lightning_llm.io.untrusted import read_json
 
-MIB = 2**20
 MEASURED = (  # the fields of every row
     *("forward_s", "backward_s", "total_s", "total_p20_s", "total_p80_s", "ratio", "ratio_p20", "ratio_p80"),
     *("peak_bytes", "saved_bytes", "resident_bytes", "tokens_per_s", "bytes_per_s", "wire_bytes"),

@@ -240,7 +240,7 @@ def _status(options: argparse.Namespace) -> None:
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
     progress = f"; {local.progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
-    console.print(f"{options.folder}: {runs}{progress}", soft_wrap=True, highlight=False)
+    console.say(f"{options.folder}: {runs}{progress}")
     show_report(report_of(loaded), console)
 
 

@@ -71,11 +71,10 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
     console = Console(stderr=True)
     take_needed(plan)
     loaded = load_experiment(plan.out)
-    for line in left_lines(report_of(loaded)["reused"]["runs"], len(loaded.results), len(loaded.state.needed)):
-        console.print(line, soft_wrap=True, highlight=False)
+    console.say(*left_lines(report_of(loaded)["reused"]["runs"], len(loaded.results), len(loaded.state.needed)))
     parameters = "\n".join(parameter_lines(plan))
     if slurm is not None:
-        console.print(parameters, highlight=False, soft_wrap=True)
+        console.say(parameters)
         needed = len(load_experiment(plan.out).state.needed)
         jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
@@ -83,11 +82,11 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
     places = local.slots(plan, gpus, workers)
     if (state := load_experiment(plan.out).state).needed:
-        console.print(start_in_words(plan, state.looks, len(places)), highlight=False, soft_wrap=True)
-        console.print(parameters, highlight=False, soft_wrap=True)
+        console.say(start_in_words(plan, state.looks, len(places)))
+        console.say(parameters)
         local.run_workers(plan, places)
     if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan)):
-        console.print(f"time and memory were not measured: {problem}", soft_wrap=True, highlight=False)
+        console.say(f"time and memory were not measured: {problem}")
     write(plan.out)
 
 
@@ -103,4 +102,4 @@ def write(out: Path) -> None:
     report, page = write_report(load_experiment(out))
     console = Console()
     show_report(report, console)
-    console.print(f"Written: {page}", soft_wrap=True, highlight=False)
+    console.say(f"Written: {page}")

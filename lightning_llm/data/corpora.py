@@ -75,9 +75,7 @@ class Corpus:
         return (document for file in self.files for document in file.documents(advance))
 
 
-def open_corpus(
-    inputs: Sequence[str], *, text_key: str | None = None, cache_dir: Path | None = None, spool_dir: Path | None = None
-) -> Corpus:
+def open_corpus(inputs: Sequence[str], *, text_key: str | None = None, spool_dir: Path | None = None) -> Corpus:
     """The documents of named corpora, files, folders (every file in them except hidden ones) and globs.
 
     Empty files among several are skipped. A folder may have links to its own files only: it may be somebody else's.
@@ -86,7 +84,6 @@ def open_corpus(
         inputs: Each a name of ``NAMED_CORPORA``, a file, a folder, a glob (``**`` matches subfolders), or ``-`` for
             standard input: text, or JSON lines if a ``text_key`` is given.
         text_key: Key or column of the text in JSON lines and parquet. Default: ``text``.
-        cache_dir: Folder for downloads. ``None``: ``lightning-llm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
         spool_dir: Folder for standard input, which is saved in an unnamed file because it is read more than once.
 
     Raises:
@@ -98,8 +95,7 @@ def open_corpus(
         if given == "stdlib":
             files += _stdlib_files()
         elif given == "shakespeare":
-            locate = functools.partial(download_shakespeare, cache_dir)
-            files.append(TextFile("shakespeare", SHAKESPEARE_SIZE, locate, SHAKESPEARE_SHA256))
+            files.append(TextFile("shakespeare", SHAKESPEARE_SIZE, download_shakespeare, SHAKESPEARE_SHA256))
         elif given == STDIN:
             files.append(_spool(sys.stdin.buffer, key, "text" if text_key is None else "jsonl", spool_dir))
         else:

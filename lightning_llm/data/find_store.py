@@ -132,6 +132,3 @@ def _has_tokenizer(store: TokenStore, tokenizer: str) -> bool:
     if tokenizer in BUILT_IN_TOKENIZERS:
         return bool(store.source.get("tokenizer") == tokenizer)
     return store.tokenizer_sha256 == sha256(Tokenizer.from_file(tokenizer).to_str().encode())
-
-
-# ---- encoding segment after segment

@@ -4,7 +4,7 @@ An unknown field that has a value (not null, false or empty) may change what the
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning_llm.io.schema import Schema, check, maybe
@@ -94,6 +94,14 @@ class Fields:
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false; otherwise adds a problem."""
         return bool(self._take_if(name, default, lambda value: isinstance(value, bool), "true or false"))
+
+    def one_of(self, name: str, accepted: Iterable[Iterable[str]], default: str) -> Any:
+        """A field that has one of these values; adds a problem if it has another."""
+        value = self.take(name, default)
+        known = [each for names in accepted for each in names]
+        if value not in known:
+            self.problems.append(f"{name} {shown(value)} is not supported: there are {', '.join(known)}")
+        return value
 
     def must_be(self, name: str, accepted: tuple[Any, ...], why: str = "") -> None:
         """Adds a problem if the field is present and has another value."""

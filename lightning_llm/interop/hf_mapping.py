@@ -139,10 +139,7 @@ class LlamaMapping:
         """The options of ``ModelConfig``; adds to the problems and notes of ``fields``."""
         sizes = {name: fields.size(name, default) for name, default in zip(SIZES, self.sizes, strict=True)}
         theta, scaling = read_rope(fields, sizes["max_position_embeddings"] or 1)
-        activation = fields.take("hidden_act", "silu")
-        known = [name for names in dict.fromkeys(LLAMA_ACTIVATIONS.values()) for name in names]
-        if activation not in known:
-            fields.problems.append(f"hidden_act {shown(activation)} is not supported: there are {', '.join(known)}")
+        activation = fields.one_of("hidden_act", dict.fromkeys(LLAMA_ACTIVATIONS.values()), "silu")
         fields.must_be("rope_interleaved", (False, None), "the halves of a head are rotated here, not neighbors")
         fields.checked("layer_types", list_of(one_of("full_attention"), MOST_LAYERS))
         full = "attention reaches all positions before"
@@ -219,11 +216,8 @@ class GPT2Mapping:
         positions, hidden = sizes["max_position_embeddings"], sizes["hidden_size"]
         assert hidden is not None
         fields.must_be("n_ctx", (positions, None), f"it must be n_positions {positions}")
-        activation = fields.take("activation_function", "gelu_new")
-        mlp = next((ours for ours, theirs in GPT2_ACTIVATIONS.items() if activation in theirs), None)
-        if mlp is None:
-            known = ", ".join(name for names in GPT2_ACTIVATIONS.values() for name in names)
-            fields.problems.append(f"activation_function {shown(activation)} is not supported: there are {known}")
+        activation = fields.one_of("activation_function", GPT2_ACTIVATIONS.values(), "gelu_new")
+        mlp = next((ours for ours, theirs in GPT2_ACTIVATIONS.items() if activation in theirs), "gelu")
         fields.must_be("scale_attn_weights", (True, None), "attention is scaled by the root of head_dim")
         fields.must_be("scale_attn_by_inverse_layer_idx", (False, None))
         fields.must_be("add_cross_attention", (False, None))
@@ -237,7 +231,7 @@ class GPT2Mapping:
             "intermediate_size": fields.size("n_inner", 4 * hidden),
             "norm": "layernorm",
             "position": "learned",
-            "mlp": mlp or "gelu",
+            "mlp": mlp,
             "dropout": dropout,
             "attention_bias": True,
             "mlp_bias": True,

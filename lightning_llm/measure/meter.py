@@ -19,13 +19,15 @@ runs eagerly under the meter (torch 2.13), so that the number is not that of the
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+Result = TypeVar("Result")
 
 # torch.tensor(...) fills a new tensor out of sight and shows it first as the argument of one of these.
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
@@ -163,3 +165,22 @@ def parts_of(tensor: Any) -> Iterator[Tensor]:
             yield from parts_of(getattr(tensor, name))
     elif isinstance(tensor, Tensor):  # a DTensor names its mesh as a part, too
         yield tensor
+
+
+def memory_of(
+    first: Callable[[], Result], then: Callable[[Result], object], held: Sequence[Tensor | nn.Module], device: str
+) -> tuple[int, int]:
+    """Bytes alive between two calls, and the most alive in both, beyond what is held."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()  # libraries' buffers too, which are no part of a step
+        torch.cuda.reset_peak_memory_stats()
+        out = first()
+        saved = torch.cuda.memory_allocated() - before
+        then(out)
+        return saved, torch.cuda.max_memory_allocated() - before
+    with MemoryMeter(exclude=held) as meter:
+        out = first()
+        saved = meter.live_bytes
+        then(out)
+    return saved, int(meter.peak_bytes)

@@ -40,17 +40,15 @@ class Spans(NamedTuple):
     blocks: "BlockMask | None" = None
 
 
-def spans_of_documents(documents: Tensor, *, window: int | None = None) -> Spans:
+def spans_of_documents(documents: Tensor) -> Spans:
     """The spans of packed documents.
 
     Args:
         documents: (batch, seq), the number of each token's document; zeros if each row is one.
-        window: How many keys a query sees at most, its own among them, 1 or more. ``None``: all of its document.
     """
     position = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     is_first = documents != documents.roll(1, dims=1)  # at position 0 it changes nothing
-    start = torch.where(is_first, position, 0).cummax(dim=1).values
-    return Spans(start if window is None else torch.maximum(start, position - (window - 1)))
+    return Spans(torch.where(is_first, position, 0).cummax(dim=1).values)
 
 
 def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:

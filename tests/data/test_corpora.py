@@ -258,7 +258,8 @@ def test_no_network(tmp_path, monkeypatch):
 
 def test_shakespeare_is_downloaded_when_read_not_when_named(url, tmp_path, monkeypatch):
     monkeypatch.setattr(corpora.download_shakespeare, "__defaults__", (None, f"{url}/file"))
-    corpus = open_corpus(["shakespeare"], cache_dir=tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    corpus = open_corpus(["shakespeare"])
     assert not (tmp_path / "cache").exists()
     assert corpus.files[0].text() == CONTENT.decode()
     assert corpus.size == len(CONTENT)

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.ops import sizes
 from lightning_llm.ops.span_attention import (
+    Spans,
     dense_mask,
     span_attention,
     spans_of_documents,
@@ -57,8 +58,15 @@ def inputs_of(shape, seq, device="cpu"):
     return [x.to(device).transpose(1, 2) for x in parts]  # strided, as a model's
 
 
+def spans_in(documents, window):
+    """Those of a window that ends at the documents' first tokens."""
+    spans = spans_of_documents(documents)
+    first = torch.arange(documents.shape[1], device=documents.device) - ((window or documents.shape[1]) - 1)
+    return Spans(torch.maximum(spans.start, first))
+
+
 def assert_as_good(inputs, documents, dtype, window=None):
-    spans, mask = spans_of_documents(documents, window=window), plain_mask(documents, window)
+    spans, mask = spans_in(documents, window), plain_mask(documents, window)
     assert torch.equal(dense_mask(spans, torch.float32), mask)
     spans = with_flex_blocks(spans) if documents.is_cuda else spans
     ours, theirs = (lambda *x: span_attention(*x, spans)), (lambda *x: plain(*x, mask))
@@ -117,7 +125,7 @@ def test_each_document_has_the_numbers_it_has_alone():
 def test_flex_attention_visits_the_blocks_with_visible_keys(seq, window):
     """Against all pairs of positions: a block is listed if one of its pairs is visible, as full if all of them are."""
     documents = numbered(DOCUMENTS[seq])
-    spans = with_flex_blocks(spans_of_documents(documents, window=window))
+    spans = with_flex_blocks(spans_in(documents, window))
     visible = plain_mask(documents, window) == 0
     count = -(-seq // 128)
     padded = F.pad(visible, (0, 128 * count - seq, 0, 128 * count - seq)).view(2, 1, count, 128, count, 128)
@@ -140,7 +148,7 @@ def test_flex_attention_visits_the_blocks_with_visible_keys(seq, window):
 def test_flex_attention_computes_the_same(monkeypatch):
     """Forward only, in its plain form: it has no backward on a CPU."""
     monkeypatch.setattr("lightning_llm.ops.span_attention._compiled", lambda function: function)
-    spans = spans_of_documents(numbered(DOCUMENTS[300]), window=150)
+    spans = spans_in(numbered(DOCUMENTS[300]), 150)
     inputs = inputs_of((4, 2, 16), 300)
     with torch.no_grad():
         torch.testing.assert_close(span_attention(*inputs, with_flex_blocks(spans)), span_attention(*inputs, spans))
@@ -166,7 +174,7 @@ def test_keys_before_a_span_cost_nothing(kind):
     for seq in (1024, 2048):
         inputs = [torch.randn(1, 1, seq, 4, requires_grad=True) for _ in range(3)]
         documents = torch.arange(seq)[None] // (128 if kind == "documents" else seq)
-        spans = spans_of_documents(documents, window=128 if kind == "windows" else None)
+        spans = spans_in(documents, 128 if kind == "windows" else None)
         with FlopCounterMode(display=False) as counter:
             span_attention(*inputs, spans).sum().backward()
         work.append(counter.get_total_flops())

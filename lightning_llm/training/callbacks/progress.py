@@ -67,7 +67,7 @@ class StepProgressBar(ProgressBar):
             return
         self._draw(trainer)
         if self._progress is None and self._enabled:
-            self.console.print(f"step {trainer.global_step}  {describe(trainer)}", soft_wrap=True, highlight=False)
+            self.console.say(f"step {trainer.global_step}  {describe(trainer)}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the full bar on the terminal."""

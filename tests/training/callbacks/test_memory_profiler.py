@@ -15,8 +15,8 @@ from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
-from lightning_llm.training.callbacks import MemoryProfiler, memory_advice, memory_profiler, memory_report
-from lightning_llm.training.callbacks.memory_advice import Estimate, Run, Saving, cheapest, estimate
+from lightning_llm.training.callbacks import MemoryProfiler, memory_advice, memory_profiler
+from lightning_llm.training.callbacks.memory_advice import Estimate, Run, Saving, estimate
 from lightning_llm.training.trainer import Trainer
 
 RUN = "run/version_0"  # below trainer.default_root_dir
@@ -125,21 +125,6 @@ def test_a_sampled_step_adds_up(text_file, tmp_path):
     assert {"lm_head", "embed_tokens", "layers.0.mlp", "layers.1.self_attn"} <= set(report["peak"]["by_module"])
     assert not report["compiled"]
     assert (tmp_path / RUN / "memory/step-3.png").stat().st_size > 10_000
-
-
-def test_the_mark_of_the_peak_is_on_the_curve():
-    def sizes(size):
-        return {"by_kind": {"activations": size * 2**20}, "by_module": {"layers.0.mlp": size * 2**20}}
-
-    samples = [{"operator": n, **sizes(size)} for n, size in ((0, 1), (5, 9), (5, 4), (6, 2), (12, 3))]
-    timeline = {"marks": [(0, "forward")], "operators": 20, "samples": samples}
-    peak = {"operator": 5, "bytes": 9 * 2**20, "phase": "forward"}
-    for axis in memory_report.draw({"a run": {"peak": peak, "timeline": timeline}}, "a title").axes:
-        (mark,) = [line for line in axis.lines if line.get_marker() == 7]
-        curve = [vertex for stack in axis.collections for path in stack.get_paths() for vertex in path.vertices]
-        top = [x for x, y in curve if y == mark.get_ydata()[0]]
-        assert min(top) < 5 < max(top)
-        assert max(y for _, y in curve) == mark.get_ydata()[0] == 9
 
 
 def test_the_mlps_differ_where_they_should(text_file, tmp_path):
@@ -328,16 +313,6 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
         assert found.remarks == []
     else:
         assert found.remarks == [f"The estimate extrapolates {mlp} from a measurement on one and two rows."]
-
-
-def test_the_cheapest_come_first_one_of_each_option():
-    savings = [
-        Saving("a 1", 10, 0.1, ""),
-        Saving("a 2", 100, 0.1, ""),
-        Saving("b 1", 5, 0.0, ""),
-        Saving("c 1", 9, 0, ""),
-    ]
-    assert [saving.setting for saving in cheapest(savings)] == ["c 1", "b 1", "a 2"]
 
 
 @pytest.mark.parametrize(
