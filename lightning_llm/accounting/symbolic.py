@@ -139,7 +139,11 @@ class SymbolicTensor:
     """
 
     def __init__(self, storage: Storage, elements: int, itemsize: int, node: "Node | None" = None, slot: int = 0):
-        self.storage, self.elements, self.itemsize, self.node, self.slot = storage, elements, itemsize, node, slot
+        self.storage = storage
+        self.elements = elements
+        self.itemsize = itemsize
+        self.node = node
+        self.slot = slot
         storage.tensors += 1
 
     def __del__(self) -> None:

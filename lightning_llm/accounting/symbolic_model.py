@@ -135,7 +135,8 @@ class SymbolicModel:
 
     def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
         """A part known by measurement alone; ``window``: of its attention."""
-        ops, part, tokens, shapes = self.ops, self.measured[kind], int(self.tokens), [y.size for y in (x, *weights)]
+        ops, part = self.ops, self.measured[kind]
+        tokens, shapes = int(self.tokens), [y.size for y in (x, *weights)]
         reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
 
         def size(measure: Affine) -> int:

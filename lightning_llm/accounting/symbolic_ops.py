@@ -173,7 +173,8 @@ class Operators(Graph):
 
     def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[Count, Count, Count]) -> Tensor:
         """Saves its probabilities. All are (heads of all rows of the batch, positions, width of a head)."""
-        size, query_size, (heads, seq, head_dim) = query.itemsize, query.size, shape
+        heads, seq, head_dim = shape
+        size, query_size = query.itemsize, query.size
         blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
         probabilities = [self.new(heads * (end - start) * end, size) for start, end in blocks]
         rows, some = sizes.even(seq, sizes.ATTENTION_ROWS), sizes.attention_heads(heads, seq, size)
@@ -193,12 +194,16 @@ class Operators(Graph):
         self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], window: int | None = None
     ) -> Tensor:
         """In blocks of queries; ``shape``: rows, heads, positions, key heads, width of a head. For the longest span."""
-        size, shapes, (_, heads, seq, kv_heads, head_dim) = query.itemsize, [x.size for x in (query, key, value)], shape
+        _, heads, seq, kv_heads, head_dim = shape
+        size, shapes = query.itemsize, [x.size for x in (query, key, value)]
         rows, some = sizes.span_heads(shape, kv_heads, size)
         places = sizes.even(seq, sizes.ATTENTION_ROWS)
         reach = seq if window is None else min(seq, window - 1 + places)  # keys that a block sees
-        all_queries, hidden = rows * some * (heads // kv_heads) * places, (rows + 1) * places * reach * BOOL
-        tile, block, seen = (all_queries * seq, size), all_queries * head_dim * size, rows * some * seq * head_dim
+        all_queries = rows * some * (heads // kv_heads) * places
+        hidden = (rows + 1) * places * reach * BOOL
+        tile = (all_queries * seq, size)
+        block = all_queries * head_dim * size
+        seen = rows * some * seq * head_dim
         q_copy = block * (heads > kv_heads)  # no views of one dimension
         dy_copy = block * (heads > kv_heads or rows > 1)
         out = self.like(query)
@@ -225,7 +230,8 @@ class Operators(Graph):
     def _swiglu_whole(self, x: Tensor, weights: Weights, shape: Shape, saves: bool) -> Tensor:
         tokens, hidden, width = shape
         size, (gate, up, down, norm) = self.matmul_size, weights
-        has_norm, matrix, wide = norm is not None, (hidden * width, size), (tokens * width, size)
+        has_norm = norm is not None
+        matrix, wide = (hidden * width, size), (tokens * width, size)
 
         def weight_cast() -> Tensor | None:
             return self.new(*matrix) if down.itemsize != size else None
@@ -281,7 +287,9 @@ class Operators(Graph):
         return self.apply(y, [x, *weights], (x, g, u) if saves else (x,), backward)
 
     def _swiglu_tiles_backward(self, dy: Tensor, held: Held, weights: list[Any], shape: Shape) -> Gradients:
-        size, x, (*matrices, norm), (tokens, hidden, width) = self.matmul_size, held[0], weights, shape
+        tokens, hidden, width = shape
+        *matrices, norm = weights
+        size, x = self.matmul_size, held[0]
         dx, weight_size = self.like(x), matrices[0][1]
         rows = sizes.backward_rows(tokens, self.device, weight_size)
         columns = sizes.chunk_columns(rows, width, size, self.device)

@@ -62,7 +62,8 @@ def read_content(content: str) -> dict[str, Any]:
     parsed = parse_json(content, "not a tokenizer.json: the content")
     validate(parsed, _FILE, "not a tokenizer.json", "get it again, or use another tokenizer")
     for fields in (("normalizer", "pre_tokenizer"), ("decoder",)):
-        name, growth, inserted, ways = f"the tokenizer's {' and '.join(fields)}", 1.0, 1.0, 0.0
+        name = f"the tokenizer's {' and '.join(fields)}"
+        growth, inserted, ways = 1.0, 1.0, 0.0
         may_grow = True
         for part in (part for field in fields for part in _parts(parsed.get(field), field)):
             pattern, added = _pattern_of(part, name), str(part.get("content") or part.get("prepend") or "")
