@@ -130,7 +130,7 @@ def test_intervals_of_several_variants_say_what_each_is(ladder):
 def test_a_pair_whose_baseline_diverged_does_not_count(tmp_path):
     row = {"difference": -0.1, "sd": 0.01, "pairs": 8, "baseline_diverged": 0, "direction": "better"}
     report = {"variants": {"a": row}, "aa": {"null": None}, "delta": None}
-    sizes = {size: report for size in ("25k", "50k", "100k")}
+    sizes = dict.fromkeys(("25k", "50k", "100k"), report)
     lost = {**sizes, "100k": {**report, "variants": {"a": {**row, "baseline_diverged": 6}}}}
     whole, fewer = (predictions(each, COMPUTES, "200k", 8)["a"] for each in (sizes, lost))
     assert fewer["interval"][1] - fewer["interval"][0] > 1.2 * (whole["interval"][1] - whole["interval"][0])
