@@ -342,7 +342,7 @@ class Operators(Graph):
         _cast = self.like(weight, size) if weight.itemsize != size else None
         _wide_bias = self.like(bias, FLOAT32) if bias is not None and bias.itemsize != FLOAT32 else None
         rows = min(tokens, sizes.loss_rows(tokens, vocab, size, self.device, num_chunks))
-        _logits = self.new(rows * vocab, size)
+        _logits = self.new(rows * sizes.logits_stride(vocab, self.device), size)
         d_hidden, d_weight = self.like(hidden), self.like(weight, FLOAT32)
         d_bias = None if bias is None else self.like(bias, FLOAT32)
         _index = self.new(tokens, INT64)

@@ -49,7 +49,18 @@ def _gate_backward(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _losses_of_rows(  # type: ignore[no-untyped-def]
-    z_ptr, bias_ptr, index_ptr, weight_ptr, loss_ptr, z_row, vocab, z_loss, smoothing, tokens, BLOCK: tl.constexpr
+    z_ptr,
+    bias_ptr,
+    index_ptr,
+    weight_ptr,
+    loss_ptr,
+    z_row,
+    vocab,
+    padded,
+    z_loss,
+    smoothing,
+    tokens,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * z_row
@@ -65,7 +76,8 @@ def _losses_of_rows(  # type: ignore[no-untyped-def]
     z_sum = 0.0
     for start in range(0, vocab, BLOCK):
         mask = start + columns < vocab
-        z = tl.load(z_ptr + start + columns, mask=mask, other=float("-inf")).to(tl.float32)
+        z = tl.load(z_ptr + start + columns, mask=start + columns < padded).to(tl.float32)
+        z = tl.where(mask, z, float("-inf"))
         if bias_ptr is not None:
             z += tl.load(bias_ptr + start + columns, mask=mask, other=0.0)
         larger = tl.maximum(largest, tl.max(z))
@@ -83,7 +95,8 @@ def _losses_of_rows(  # type: ignore[no-untyped-def]
         factor = weight * (1.0 + 2.0 * z_loss * log_z)
         for start in range(0, vocab, BLOCK):
             mask = start + columns < vocab
-            z = tl.load(z_ptr + start + columns, mask=mask, other=float("-inf")).to(tl.float32)
+            z = tl.load(z_ptr + start + columns, mask=start + columns < padded).to(tl.float32)
+            z = tl.where(mask, z, float("-inf"))
             if bias_ptr is not None:
                 z += tl.load(bias_ptr + start + columns, mask=mask, other=0.0)
             dz = factor * tl.exp(z - log_z)
@@ -92,7 +105,7 @@ def _losses_of_rows(  # type: ignore[no-untyped-def]
                 dz -= weight * tl.where(start + columns < tokens, share + smoothing / tokens, 0.0)
             else:
                 dz = tl.where(start + columns == target, dz - weight, dz)
-            tl.store(z_ptr + start + columns, dz.to(z_ptr.dtype.element_ty), mask=mask)
+            tl.store(z_ptr + start + columns, dz.to(z_ptr.dtype.element_ty), mask=start + columns < padded)
 
 
 def losses_of_rows(
@@ -104,17 +117,21 @@ def losses_of_rows(
     losses: Tensor,
     smoothing: float = 0.0,
     tokens: int | None = None,
+    padded: int | None = None,
 ) -> None:
     """As ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias.
 
-    With ``smoothing``, the first ``tokens`` columns share it.
+    With ``smoothing``, the first ``tokens`` columns share it. The kernel may touch ``padded`` columns of each row: it
+    reads 16 bytes at once if their number is a multiple of 16.
     """
     assert z.stride(1) == 1
     tensors = z, *(None if tensor is None else tensor.contiguous() for tensor in (bias, index, weights)), losses
     (rows, vocab), block = z.shape, min(VOCAB_BLOCK, triton.next_power_of_2(z.shape[1]))
     smoothed = (smoothing, tokens) if smoothing else (None, None)
     with torch.cuda.device_of(z):  # type: ignore[no-untyped-call]
-        _losses_of_rows[(rows,)](*tensors, z.stride(0), vocab, z_loss, *smoothed, BLOCK=block, num_warps=8)
+        _losses_of_rows[(rows,)](
+            *tensors, z.stride(0), vocab, padded or vocab, z_loss, *smoothed, BLOCK=block, num_warps=8
+        )
 
 
 def _launch_gate(kernel: triton.JITFunction, *tensors: Tensor) -> None:

@@ -78,7 +78,7 @@ def loss_and_gradients(
     dtypes = [wide if dtype == torch.float16 or t is None else t.dtype for t in (hidden, weight, bias)]  # of gradients
     weight, bias = weight.to(dtype), None if bias is None else bias.to(wide)
     rows = sizes.loss_rows(tokens, vocab, dtype.itemsize, hidden.device.type, options.num_chunks)
-    logits = hidden.new_empty(min(rows, tokens), vocab, dtype=dtype)
+    logits = hidden.new_empty(min(rows, tokens), sizes.logits_stride(vocab, hidden.device.type), dtype=dtype)
     columns = list(sizes.slices(vocab, sizes.vocab_block(hidden.device.type)))
     d_hidden = hidden.new_empty(hidden.shape, dtype=dtypes[0]) if needed[0] else None
     d_weight = hidden.new_zeros(weight.shape, dtype=wide) if needed[1] else None
@@ -88,7 +88,7 @@ def loss_and_gradients(
 
     for chunk in sizes.slices(tokens, rows):
         h = flat_hidden[chunk].to(dtype)
-        z = logits[: h.shape[0]]
+        z = logits[: h.shape[0], :vocab]
         for block in columns:
             torch.mm(h, weight[block].t(), out=z[:, block])
         if options.vocab_size is not None and options.vocab_size < vocab:
@@ -152,7 +152,8 @@ def _losses_of_rows(
     """The losses of tokens and, in the buffer of their logits, dz.
 
     Args:
-        z: (rows, vocab), the logits without bias. Overwritten: with dz if ``weights`` are given.
+        z: (rows, vocab), the logits without bias. Overwritten: with dz if ``weights`` are given. Its rows may have a
+            rest, up to their stride, whose content does not matter.
         bias: (vocab,), in float32 at least.
         index: (rows,), the targets.
         weights: (rows,), the weight of each loss in the result, or ``None`` where no gradient is needed.
@@ -164,7 +165,7 @@ def _losses_of_rows(
     vocab = z.shape[1] if options.vocab_size is None else options.vocab_size
     z_loss, smoothing = options.z_loss, options.label_smoothing
     if fused := kernels_for(z):
-        fused.losses_of_rows(z, bias, index, weights, z_loss, losses, smoothing, vocab)
+        fused.losses_of_rows(z, bias, index, weights, z_loss, losses, smoothing, vocab, z.stride(0))
         if d_bias is not None:
             d_bias += z.sum(dim=0, dtype=wide)
         return losses

@@ -117,17 +117,21 @@ def memory_optimized_swiglu(
         return swiglu_reference(x, *weights[:3])
     save = checkpoint_level == 0
     needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *weights))
-    hidden, width = x.shape[-1], gate_weight.shape[0]
-    shape = x.numel() // hidden, hidden, width, options.dtype.itemsize, gate_weight.dtype.itemsize, x.device.type
     if torch.compiler.is_compiling():
         y: Tensor = _operator(x, *weights, *options, save and needs_grad)[0]
     elif not needs_grad:
         y = tiles.swiglu_forward(x, weights, options, save=False)[0]
-    elif num_chunks is None and sizes.prefers_whole(*shape, keep=save, has_norm=weights.norm is not None):
+    elif _prefers_whole(x, weights, options, keep=save):
         y = _swiglu_of_few_tokens(x, weights, options, save=save)
     else:
         y = _SwiGLU.apply(x, *weights, *options, save)  # type: ignore[no-untyped-call]
     return y
+
+
+def _prefers_whole(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> bool:
+    (width, hidden), sizes_of = weights.gate.shape, (options.dtype.itemsize, weights.gate.dtype.itemsize)
+    shape = x.numel() // hidden, hidden, width, *sizes_of, x.device.type
+    return options.num_chunks is None and sizes.prefers_whole(*shape, keep=keep, has_norm=weights.norm is not None)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -252,6 +256,8 @@ def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] |
 
 def _run_backward(dy: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
     weights, options, (saved, needed) = Weights(*rest[:4]), Options(*rest[4:7]), rest[7:]
+    if x.is_cuda and _prefers_whole(x, weights, options, keep=bool(saved)):
+        options = options._replace(num_chunks=1)  # compiled: matmuls of the whole width, as without the compiler
     grads = tiles.swiglu_backward(dy, x, weights, saved, options, tuple(needed))
     return [grad for grad in grads if grad is not None]
 

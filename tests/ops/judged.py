@@ -12,7 +12,7 @@ def relative_error(got, truth):
 def with_gradients(function, inputs, dtype, autocast=None):
     """The result and the gradients of the inputs."""
     inputs = [x.detach().to(dtype, copy=True).requires_grad_() for x in inputs]
-    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+    with torch.autocast(inputs[0].device.type, autocast, enabled=autocast is not None):
         out = function(*inputs)
     torch.manual_seed(1)
     out.backward(torch.randn(out.shape, dtype=torch.float64).to(out))

@@ -29,7 +29,7 @@ SCRIPT = """
 import torch
 from test_swiglu import assert_as_good_as_plain as judge_mlp, make_inputs as mlp_inputs, optimised
 from test_losses import all_options, assert_as_good_as_plain as judge_loss, make_inputs as loss_inputs, ours, plain
-from lightning_llm.ops import kernels
+from lightning_llm.ops import kernels, sizes
 from lightning_llm.ops.dispatch import kernels_for
 
 kernels.ROW_BLOCK = kernels.VOCAB_BLOCK = 32  # several blocks and a rest in each row
@@ -41,6 +41,7 @@ for dtype in (torch.float32, torch.float16):  # the interpreter cuts float32 off
     for shape in ((5, 23, 77), (1, 7, 3), (2, 3, 8, 64), (3, 1, 33)):
         for level in (0, 1):
             judge_mlp(optimised(level, num_chunks=2), mlp_inputs(shape, with_norm=False), dtype)
+    sizes.LOGITS_MULTIPLE["cpu"] = {torch.float32: 1, torch.float16: 16}[dtype]  # rows with a rest, or without
     for options in ({}, {"reduction": "none", "z_loss": 0.1}, {"reduction": "sum", "num_chunks": 3}):
         for shape in ((5, 23, 77), (9, 16, 5), (2, 3, 8, 64), (24, 16, 65)):
             judge_loss(*loss_inputs(shape), dtype, **options)
@@ -56,6 +57,12 @@ for wrong in (-1, 5, 99):
     z.untyped_storage().fill_(0)
     kernels.losses_of_rows(z, None, torch.tensor([0, wrong, 4]), None, 0.0, losses)
     assert losses.isnan().tolist() == [False, True, False], (wrong, losses)
+rows = torch.full((3, 8), float("nan"))
+rows[:, :5] = torch.arange(15.0).view(3, 5)
+plain, padded = rows[:, :5].clone(), rows[:, :5]  # what is in the rest does not count
+for z, columns in ((plain, None), (padded, 8)):
+    kernels.losses_of_rows(z, None, torch.tensor([0, 1, 4]), torch.ones(3), 0.0, losses, padded=columns)
+assert torch.equal(plain, padded) and not losses.isnan().any()
 print("kernels agree")
 """
 
@@ -78,6 +85,10 @@ def test_kernels_agree_with_the_plain_forms():
 
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EACH_DTYPE = [
+    torch.bfloat16,
+    *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16)),
+]
 # A100, H100 and H200, B200
 CAPABILITIES = [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 # Of each kernel: room for four programs on a multiprocessor, of 65,536 registers; shared memory for sums over the warps
@@ -105,10 +116,10 @@ class Launch(NamedTuple):
         return by_name[name] or self.arguments[name] is None
 
     def compile(self, capability):
-        """As a launch on a GPU of that capability compiles it; pointers and rows are aligned, as torch's are.
+        """As a launch on a GPU of that capability compiles it; pointers are aligned, as torch's are.
 
         Returns:
-            Its metadata, and by ptxas registers per thread and bytes spilled.
+            What is compiled, and by ptxas registers per thread and bytes spilled.
         """
         aligned = [
             place
@@ -128,7 +139,7 @@ class Launch(NamedTuple):
             compilation.always_compile = nvidia.dump_ptxas_log = True
             compiled = triton.compile(source, target=target, options=self.options)
         spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said.getvalue())))
-        return compiled.metadata, int(re.search(r"Used (\d+) registers", said.getvalue())[1]), spilled
+        return compiled, int(re.search(r"Used (\d+) registers", said.getvalue())[1]), spilled
 
 
 def _type_of(value):
@@ -152,6 +163,14 @@ def launches(monkeypatch):
     return found
 
 
+def variants_of(launches):
+    """One launch of each kernel with the same types of arguments."""
+    return {
+        (launch.kernel.fn, *launch.signature.values(), *(v for v in launch.arguments.values() if v is None)): launch
+        for launch in launches
+    }
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_kernels_compile_for_gpus_that_are_not_here(capability, like_cuda):
     from lightning_llm.ops import kernels
@@ -160,19 +179,54 @@ def test_kernels_compile_for_gpus_that_are_not_here(capability, like_cuda):
         with FakeTensorMode():
             train_fake_model(dtype)
             evaluate_fake_loss(dtype)
-    variants = {
-        (launch.kernel.fn, *launch.signature.values(), *(v for v in launch.arguments.values() if v is None)): launch
-        for launch in like_cuda
-    }
+    variants = variants_of(like_cuda)
     own = {each.fn for each in vars(kernels).values() if isinstance(each, triton.JITFunction)}
     assert {launch.kernel.fn for launch in variants.values()} == own, "a kernel that no operator launches here"
     for launch in variants.values():
-        metadata, registers, spilled = launch.compile(capability)
-        threads = 32 * metadata.num_warps
+        compiled, registers, spilled = launch.compile(capability)
+        threads = 32 * compiled.metadata.num_warps
         found = f"{launch.kernel.fn.__name__} {list(launch.signature.values())}: {registers} registers × {threads}"
         assert spilled <= MOST_SPILLED, f"{found}, {spilled} bytes spilled"
         assert registers * threads <= MOST_REGISTERS, found
-        assert metadata.shared <= MOST_SHARED, f"{found}, {metadata.shared} bytes shared"
+        assert compiled.metadata.shared <= MOST_SHARED, f"{found}, {compiled.metadata.shared} bytes shared"
+        assert vector_accesses(compiled) == {"ld", "st"} - ({"st"} if stores_a_loss_alone(launch) else set()), found
+
+
+def stores_a_loss_alone(launch):
+    return "weight_ptr" in launch.arguments and launch.arguments["weight_ptr"] is None
+
+
+def vector_accesses(compiled):
+    """Whether it loads and stores 16 bytes at once."""
+    return set(re.findall(r"(ld|st)\.global\S*\.v(?:4\.[bfu]32|2\.[bfu]64)", compiled.asm["ptx"]))
+
+
+@pytest.mark.parametrize("dtype", EACH_DTYPE)
+def test_kernels_compile_for_rows_that_are_not_aligned(dtype, like_cuda):
+    """Odd widths, and views whose rows begin anywhere: no 16 bytes at once, and room for two programs."""
+    with FakeTensorMode():
+        train_fake_model(dtype, intermediate_size=2051)
+        evaluate_fake_loss(dtype)
+    for launch in variants_of(like_cuda).values():
+        for name, value in launch.arguments.items():
+            if type(value) is int and name != "BLOCK":
+                launch.arguments[name] = value | 1
+        compiled, registers, spilled = launch.compile(90)
+        assert spilled <= MOST_SPILLED
+        assert 32 * compiled.metadata.num_warps * registers <= 65_536 // 2
+        assert vector_accesses(compiled) == set(), launch.kernel
+
+
+@pytest.mark.parametrize("dtype", EACH_DTYPE)
+def test_an_odd_vocabulary_is_read_in_vectors(dtype, like_cuda, monkeypatch):
+    found = {}
+    for multiple in (1, sizes.LOGITS_MULTIPLE["cpu"]):
+        monkeypatch.setattr(sizes, "LOGITS_MULTIPLE", {"cpu": multiple})
+        with FakeTensorMode():
+            hidden, weight = (torch.empty(rows, 768, dtype=dtype, requires_grad=True) for rows in (600, 50257))
+            losses.linear_cross_entropy(hidden, weight, torch.zeros(600, dtype=torch.int64))
+        found[multiple] = vector_accesses(like_cuda.pop().compile(90)[0])
+    assert found == {1: set(), 64: {"ld", "st"}}
 
 
 # ---- the operators of CUDA on fake tensors

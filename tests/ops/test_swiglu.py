@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from lightning_llm.measure.meter import MemoryMeter
-from lightning_llm.ops import sizes
+from lightning_llm.ops import sizes, swiglu
 from lightning_llm.ops.swiglu import memory_optimized_swiglu, swiglu_reference
 from tests.ops.judged import assert_as_good_as_plain
 
@@ -68,6 +68,16 @@ def test_error_under_autocast(level, autocast, tiles):
     assert_as_good_as_plain(
         optimised(level), plain, make_inputs((5, 123, 77), with_norm=level == 2), torch.float32, autocast
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_error_at_level_2_under_autocast_on_a_gpu(compiled, tiles):
+    inputs = [t.detach().cuda() for t in make_inputs((5, 123, 77), with_norm=True)]
+    torch.compiler.reset()
+    function = torch.compile(optimised(2), fullgraph=True) if compiled else optimised(2)
+    assert_as_good_as_plain(function, plain, inputs, torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 5, 77])
@@ -277,6 +287,26 @@ def test_compiled_in_one_graph_it_keeps_no_more(level):
     frozen = [t.detach().requires_grad_(i == 2) for i, t in enumerate(inputs)]
     compiled(*frozen).sum().backward()
     torch.testing.assert_close(frozen[2].grad, torch.autograd.grad(function(*inputs).sum(), inputs[2])[0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "width", "chunks"),
+    [(8192, 2048, 5504, 1), (65536, 768, 2048, None)],  # 1.3 billion parameters, and 124 million
+)
+def test_compiled_it_decides_on_a_gpu_as_without_the_compiler(tokens, hidden, width, chunks, fake_cuda, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        swiglu.tiles, "swiglu_backward", lambda dy, x, weights, saved, options, needed: found.append(options) or []
+    )
+    whole = sizes.prefers_whole(tokens, hidden, width, 2, 4, "cuda", keep=True, has_norm=False)
+    assert whole == (chunks == 1)
+    for device in ("cuda", "cpu"):
+        with fake_cuda():
+            dy, x = (torch.empty(tokens, hidden, device=device, dtype=torch.bfloat16) for _ in range(2))
+            weights = [torch.empty(width, hidden, device=device)] * 2 + [torch.empty(hidden, width, device=device)]
+            saved = [torch.empty(tokens, width, device=device, dtype=torch.bfloat16)] * 2
+            swiglu._run_backward(dy, x, *weights, None, 1e-6, None, torch.bfloat16, saved, [True] * 4 + [False])
+    assert [options.num_chunks for options in found] == [chunks, None]
 
 
 def test_what_it_cannot_do_is_said():
