@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from signal import SIGINT
 
 from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS
@@ -17,6 +18,10 @@ from lightning_llm.cli.process import PROGRAM, drop_output, interrupts, note_imp
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
 # the idle threads of each keep the other's from working (docs/benchmarks.md, "Two runs at once").
 SPINS = "2000"
+# CUDA's allocator lets a block grow in place, unless the user has set how it works: evaluation and generation, with
+# their other shapes, then leave no gaps that a training step cannot use. torch reads it when it is imported.
+GROWING_SEGMENTS = "expandable_segments:True"
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
 BROKEN_PIPE = 128 + 13  # the status of a program that SIGPIPE ended
 TOOLS = [word for word in COMMANDS if word not in TRAINER_WORDS]
 # These build models, and import the user's own parts by their paths, such as my_parts.MyMLP.
@@ -62,6 +67,8 @@ def main(
         interrupts.own_process(command)
         if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
             os.environ["GOMP_SPINCOUNT"] = SPINS
+        if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys() and NVIDIA_DRIVER.exists():
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = GROWING_SEGMENTS
         if command in IMPORT_PARTS:
             from lightning_llm.io.trust import look_in_current_folder
 

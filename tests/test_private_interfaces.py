@@ -76,6 +76,18 @@ INTERFACES = (
     Interface("_foreach_sqrt", "torch", FOREACH, foreach("_foreach_sqrt", ones())),
     Interface("_foreach_copy_", "torch", FOREACH, foreach("_foreach_copy_", ones(), ones())),
     Interface("_foreach_norm", "torch", FOREACH, foreach("_foreach_norm", ones(), 2, dtype=torch.float64)),
+    Interface(
+        "_fused_sdp_choice",
+        "torch",
+        "the number of the kernel that scaled_dot_product_attention takes for these tensors",
+        lambda: torch._fused_sdp_choice(*[torch.ones(1, 1, 4, 8)] * 3, None, 0.0, True, enable_gqa=False) == 1,
+    ),
+    Interface(
+        "_dynamo",
+        "torch",
+        "config.recompile_limit: so many graphs of one code, then it runs uncompiled",
+        has("torch._dynamo:config", "recompile_limit"),
+    ),
     Interface("_fused_adamw_", "torch", "AdamW as one kernel on CPU and CUDA", has("torch", "_fused_adamw_")),
     Interface(
         "_softmax_backward_data",

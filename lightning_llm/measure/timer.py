@@ -184,10 +184,14 @@ class PhaseClock:
             begun, self._last = self._last, _mark(self._kind)
             self._stretches.append((phase, begun, self._last))
 
+    def drop(self) -> None:
+        """Forget what :meth:`take` would give."""
+        self._stretches.clear()
+
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call; starts again."""
         taken: dict[str, float] = defaultdict(float)
         for phase, before, after in self._stretches:
             taken[phase] += _seconds_between(before, after)
-        self._stretches.clear()
+        self.drop()
         return dict(taken)

@@ -4,7 +4,7 @@
 in one row, scores with a bias. Attention of the user's own can call it too.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -233,9 +233,38 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop
     groups = query.shape[1] // key.shape[1]
     if form == "efficient" and groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    return F.scaled_dot_product_attention(
-        query, key, value, mask, dropout, causal, enable_gqa=query.shape[1] != key.shape[1]
+    with _kernels(query):
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout, causal, enable_gqa=query.shape[1] != key.shape[1]
+        )
+
+
+def attention_kernel(config: ModelConfig, seq: int, dtype: torch.dtype, device: torch.device) -> str:
+    """Which kernel of torch computes causal attention in training: ``cudnn``, ``flash``, ``efficient`` or ``math``.
+
+    It depends on the versions of torch and cuDNN and on the GPU.
+    """
+    assert config.num_key_value_heads is not None
+    form = sizes.attention_form(
+        device.type, dtype.itemsize, config.head_dim or 0, seq, mask="causal", dropout=config.dropout
     )
+    heads = config.num_attention_heads
+    kv_heads = heads if form == "efficient" else config.num_key_value_heads
+    with torch.enable_grad():
+        query, key = (
+            torch.empty(1, count, seq, config.head_dim or 0, dtype=dtype, device=device, requires_grad=True)
+            for count in (heads, kv_heads)
+        )
+        chosen = torch._fused_sdp_choice(query, key, key, None, config.dropout, True, enable_gqa=kv_heads != heads)
+    return SDPBackend(chosen).name.lower().removesuffix("_attention")
+
+
+def _kernels(query: Tensor) -> AbstractContextManager[None]:
+    """On a GPU not cuDNN's, where lengths vary: it makes a plan for each (pytorch#155958), for 0.1 s and more.
+
+    In training they do not. Without gradients prompts, prefixes and last batches have any length.
+    """
+    return sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda and not query.requires_grad else nullcontext()
 
 
 def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -246,7 +275,6 @@ def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None)
     """
     batch, heads, _, head_dim = query.shape
     rows = query.reshape(batch, key.shape[1], -1, head_dim)
-    # on a GPU not by cuDNN, which makes a new plan for every length of the cache (pytorch#155958)
-    with sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda else nullcontext():
+    with _kernels(query):
         mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
     return mixed.reshape(batch, heads, 1, head_dim)

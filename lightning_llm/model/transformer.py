@@ -80,6 +80,10 @@ class Transformer(Compilable):
         Args:
             mode: As for ``torch.compile``.
         """
+        # all blocks have one code, which the compiler gives up after so many graphs: a kind of block needs four, for
+        # training and for evaluating a full batch, the last one, and a short rest
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 4 * len(self.layers))
         for layer in self.layers:
             layer.compile(mode=mode)
 

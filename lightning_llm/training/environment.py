@@ -20,8 +20,11 @@ from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
 
 from lightning_llm.accounting.hardware import Precision, auto_precision, cpu_features, cpu_name, gpu_features
 from lightning_llm.checkpoints.loop_state import micro_batches_started
+from lightning_llm.model.attention import attention_kernel
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.plain import WATCHERS
 
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}  # of matmuls, by the first part of a precision
 PACKAGE = Path(__file__).resolve().parents[1]
 
 WATCHERS.add(RegisterRecordFunction)  # of trainer.profiler "pytorch"
@@ -58,6 +61,15 @@ def environment_of(trainer: Any) -> dict[str, Any]:
     versions = {"torch": str(torch.__version__), "numpy": np.__version__, "package": _own_code()}
     settings = {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name}
     return {**settings, **of_gpu, **versions}
+
+
+def attention_of(trainer: Any, config: Any, context_length: int | None) -> str | None:
+    """On CUDA, the kernel of torch that computes full attention; ``None`` where the model or its context is unknown."""
+    device = trainer.strategy.root_device
+    if device.type != "cuda" or not isinstance(config, ModelConfig) or context_length is None:
+        return None
+    dtype = DTYPES.get(str(trainer.precision).split("-")[0], torch.float32)
+    return attention_kernel(config, context_length, dtype, device)
 
 
 def code_digest() -> str:

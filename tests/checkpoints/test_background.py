@@ -70,6 +70,30 @@ def test_what_is_written_is_what_was_saved_and_followers_see_it_whole(tmp_path, 
     assert read_checkpoint(path)["weight"].tolist() == [1, 1, 1]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_what_is_written_from_a_gpu_is_what_was_saved(tmp_path, monkeypatch):
+    """Twice, through the same pinned memory, while the device goes on."""
+    files, pinned = AtomicCheckpointIO(asynchronous=True), []
+
+    def write(content, path):
+        pinned.append(content["weight"].is_pinned())
+        write_atomically(content, path)
+
+    monkeypatch.setattr(checkpoint_io, "write_atomically", write)
+    weight = torch.zeros(2**24, device="cuda")
+    for step in range(3):
+        weight.fill_(step)
+        files.save_checkpoint({"weight": weight, "again": weight.detach()}, tmp_path / f"{step}.ckpt")
+        weight.fill_(-1)  # the next step
+    files.wait()
+    assert pinned == [True] * 3
+    for step in range(3):
+        saved = read_checkpoint(tmp_path / f"{step}.ckpt")
+        assert torch.equal(saved["weight"], torch.full((2**24,), float(step)))
+        assert saved["weight"].data_ptr() == saved["again"].data_ptr()
+
+
 def test_the_next_saving_waits_and_tells_what_went_wrong(tmp_path, monkeypatch, capsys):
     files = AtomicCheckpointIO(asynchronous=True)
 

@@ -133,6 +133,9 @@ def test_phases_add_up_from_mark_to_mark(now):
     clock.mark("a")
     assert clock.take() == {"b": 1, "a": 1}
     assert clock.take() == {}
+    clock.mark("a")
+    clock.drop()
+    assert clock.take() == {}
 
 
 @pytest.mark.gpu

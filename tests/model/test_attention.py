@@ -5,10 +5,11 @@ import torch
 from torch.nn import functional as F
 
 from lightning_llm import ModelConfig
-from lightning_llm.model.attention import CausalSelfAttention
+from lightning_llm.model.attention import CausalSelfAttention, attention_kernel
 from lightning_llm.model.attention import _attend as attend
 from lightning_llm.model.context import Context, Shared
 from lightning_llm.model.position import Position
+from lightning_llm.ops import sizes
 
 HEADS, KV_HEADS = 4, 2
 
@@ -49,6 +50,54 @@ def test_grouped_keys_are_expanded_where_torch_would_take_its_plain_form(
         mask = torch.zeros(2, 1, 6, 6, device="cuda", dtype=dtype) if has_mask else None
         attend(query, key, value, mask, 0.0, causal=not has_mask)
     assert calls == [(heads, heads, heads == KV_HEADS, not has_mask)]
+
+
+def test_without_gradients_lengths_vary_and_cudnn_would_plan_each(fake_cuda, monkeypatch):
+    seen = []
+
+    def attention(*args, **options):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return args[0]
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    for device, needs_grad in (("cuda", False), ("cuda", True), ("cpu", False)):
+        with fake_cuda():
+            query = torch.empty(2, HEADS, 600, 16, device=device, dtype=torch.bfloat16)
+            query = query.requires_grad_(needs_grad) if device == "cpu" else Demanding(query, needs_grad)
+            attend(query, query, query, None, 0.0, causal=True)
+    assert seen == [False, True, True]
+
+
+class Demanding:
+    """A fake tensor of CUDA, which cannot require a gradient, that says whether it does."""
+
+    def __init__(self, tensor, requires_grad):
+        self.tensor, self.requires_grad = tensor, requires_grad
+
+    def __getattr__(self, name):
+        return getattr(self.tensor, name)
+
+
+def test_the_kernel_of_a_training_step_is_named(monkeypatch):
+    asked = []
+
+    def choose(query, key, value, mask, dropout, causal, *, enable_gqa):
+        asked.append((query.shape, key.shape[1], query.dtype, dropout, enable_gqa, query.requires_grad, causal))
+        return 3
+
+    config = ModelConfig(hidden_size=64, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, dropout=0.2)
+    assert attention_kernel(config, 32, torch.bfloat16, torch.device("cpu")) == "math"  # for its dropout
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+    assert attention_kernel(config, 32, torch.bfloat16, torch.device("cpu")) == "cudnn"
+    form = sizes.attention_form
+    monkeypatch.setattr(sizes, "attention_form", lambda device, *args, **options: form("cuda", *args, **options))
+    with torch.inference_mode():
+        attention_kernel(config, 32, torch.float32, torch.device("cpu"))
+    shape = torch.Size([1, HEADS, 32, 16])
+    assert asked == [
+        (shape, KV_HEADS, torch.bfloat16, 0.2, True, True, True),
+        (shape, HEADS, torch.float32, 0.2, False, True, True),  # as the layer expands them
+    ]
 
 
 @pytest.mark.gpu

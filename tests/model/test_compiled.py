@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lightning_llm import LanguageModel, ModelConfig, Transformer
@@ -116,6 +117,73 @@ def test_blocks_of_one_kind_share_their_code_whatever_their_number():
         for _ in range(2):
             model.loss(a_batch())
     assert counter.frame_count == 2
+
+
+def test_blocks_of_several_kinds_stay_compiled(monkeypatch):
+    """Three kinds, each in training, evaluating a full batch, the last one, and a short rest."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compile_ = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, mode: compile_(self, backend=counter, dynamic=False))
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        model = LanguageModel(ModelConfig(**SIZES, checkpoint_level=[0, 1, 2]), compile_mode="default")
+        model.configure_model()
+        step(model, model.loss, a_batch())
+        model.eval()
+        with torch.no_grad():
+            for rows, length in ((4, 32), (3, 32), (1, 9)):
+                model.loss({name: ids[:rows, :length] for name, ids in a_batch().items()})
+    assert counter.frame_count > 8
+
+
+def trained(model, device, dtype=torch.bfloat16):
+    """Loss and gradients of the first of three steps, and the loss of all."""
+    optimizer, losses, batch = torch.optim.AdamW(model.parameters(), lr=1e-2), [], a_batch()
+    batch = {name: ids.to(device) for name, ids in batch.items()}
+
+    def loss_of(batch):
+        with torch.autocast(device, dtype):
+            return model.loss(batch)
+
+    first = step(model, loss_of, batch)
+    for _ in range(3):
+        losses.append(step(model, loss_of, batch)[0].item())
+        optimizer.step()
+    return first, losses
+
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+DEVICES = [pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA]), pytest.param("cpu", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_blocks_train(device):
+    """In bf16-mixed, of an odd vocabulary; a block of each level."""
+    config, results = ModelConfig(**SIZES, num_attention_heads=3, checkpoint_level=[0, 1, 2]), []
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for model in with_compiled_blocks(config):
+            torch.manual_seed(1)
+            first, losses = trained(model.to(device), device)
+            results.append(first)
+            assert losses[2] < losses[1] < losses[0]
+    torch.testing.assert_close(*results, rtol=0.05, atol=0.002)  # bf16 sums in another order
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_in_compiled_blocks(device):
+    config = ModelConfig(**SIZES, num_attention_heads=3, dropout=0.2)
+    eager, compiled = (model.to(device) for model in with_compiled_blocks(config))
+    batch = {name: ids.to(device) for name, ids in a_batch().items()}
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        with torch.autocast(device, torch.bfloat16):
+            found.append(step(compiled, compiled.loss, batch))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    assert found[0][0] != found[2][0]
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        losses = [model.eval().loss(batch) for model in (compiled, eager)]
+    torch.testing.assert_close(*losses, rtol=0.05, atol=0.002)
+    assert (found[0][0] - losses[0]).abs() < 1  # no wrong scale
 
 
 def test_generation_goes_without_the_compiler():

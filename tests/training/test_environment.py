@@ -17,6 +17,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.accounting import hardware
 from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.training import environment, preflight
 from lightning_llm.training.environment import code_digest
 
@@ -165,6 +166,49 @@ def test_the_bits_do_not_depend_on_how_idle_threads_wait(flags, tmp_path, monkey
     bits = fit_in_a_process(flags, "default")
     assert fit_in_a_process(flags, "spinning", OMP_WAIT_POLICY="ACTIVE") == bits
     assert fit_in_a_process(flags, "seed", PL_GLOBAL_SEED="1") == bits  # the option says more than the environment
+
+
+ALLOCATOR = """
+import os, pathlib, sys
+from lightning_llm import __main__
+__main__.NVIDIA_DRIVER = pathlib.Path(sys.argv[1])
+names = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+__main__.help_text = lambda: f"{[os.environ.get(name) for name in names]} {'torch' in sys.modules}"
+sys.argv = ["lightning-llm", "--help"]
+__main__.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "given", "expected"),
+    [
+        ("/dev/null", {}, "['expandable_segments:True', None]"),
+        ("/dev/null", {"PYTORCH_ALLOC_CONF": "backend:native"}, "[None, 'backend:native']"),
+        ("/dev/null", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "['backend:native', None]"),
+        ("/dev/nowhere", {}, "[None, None]"),
+    ],
+)
+def test_the_allocator_of_a_gpu_grows_in_place_unless_the_user_has_set_it(driver, given, expected):
+    clean = {name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")}
+    environment = clean | {"PYTHONPATH": os.pathsep.join(sys.path), **given}
+    command = [sys.executable, "-c", ALLOCATOR, driver]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{expected} False"  # before torch, which reads it once
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("bf16-mixed", torch.bfloat16), ("bf16-true", torch.bfloat16), ("16-mixed", torch.float16), ("32-true", None)],
+)
+def test_the_kernel_of_attention_is_told_of_a_gpu(precision, dtype, monkeypatch):
+    device, config = torch.device("cuda"), ModelConfig(vocab_size=65)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=device), precision=precision)
+    monkeypatch.setattr(environment, "attention_kernel", lambda *asked: asked)
+    assert environment.attention_of(trainer, config, 256) == (config, 256, dtype or torch.float32, device)
+    assert environment.attention_of(trainer, None, 256) is None
+    assert environment.attention_of(trainer, config, None) is None
+    trainer.strategy.root_device = torch.device("cpu")
+    assert environment.attention_of(trainer, config, 256) is None
 
 
 SPIN = """

@@ -110,7 +110,7 @@ class MemoryProfiler(Callback):
             self._step, self._of_step = trainer.global_step + 1, {}
             self._is_sampled = self._writes and self.every_n_steps is not None and self._step % self.every_n_steps == 0
             if self._step == self.snapshot_at and self._writes:
-                torch.cuda.memory._record_memory_history(max_entries=HISTORY)
+                torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python")
         self._gauge.read()
         if self._is_sampled and not self._is_compiled:
             self._begin_sample(trainer, pl_module, batch)

@@ -23,7 +23,7 @@ from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.throughput import TrainingLog
-from lightning_llm.training.environment import environment_of
+from lightning_llm.training.environment import attention_of, environment_of
 
 OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches", "limit_val_batches")
 
@@ -54,6 +54,7 @@ def write_summary(
     inputs = callback_of(trainer, InputHashes)
     windows = None if evaluation is None else evaluation.windows(trainer)  # every process must ask
     newest = None if checkpoints is None else checkpoints.newest
+    attention = attention_of(trainer, getattr(model, "architecture", None), data_attribute(data, "context_length"))
     summary = {
         "val_loss": results.get(metrics.VAL_LOSS),  # none with trainer.limit_val_batches 0
         "perplexity": results.get(metrics.VAL_PERPLEXITY),
@@ -64,6 +65,7 @@ def write_summary(
         **({} if (tokens := data_attribute(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
         "seconds": round(seconds, 3),
         **environment_of(trainer),
+        **({} if attention is None else {"attention": attention}),
         "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
         "peak_memory_gib": getattr(callback_of(trainer, MemoryProfiler), "highest_gib", None),
         "checkpoint": None if newest is None else str(newest),

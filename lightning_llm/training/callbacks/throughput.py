@@ -117,6 +117,8 @@ class TrainingLog(Callback):
             self._timed_steps += 1
             if is_log_step(trainer):
                 self._write(trainer, pl_module)
+            elif not trainer.log_every_n_steps:  # type: ignore[attr-defined]
+                self._clock.drop()  # nothing will read it
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.mark(_BETWEEN)

@@ -34,6 +34,14 @@ def test_the_parts_of_a_step_add_up_to_it(tiny):
     assert "throughput/mfu_percent" not in found  # no peak is known for a CPU
 
 
+def test_without_log_steps_no_marks_are_held(tiny):
+    cli = tiny("fit", **{"data.micro_batch_size": 2, "trainer.log_every_n_steps": 0})
+    (log,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, TrainingLog))
+    held = log._clock.take()
+    assert "forward" not in held
+    assert "optimizer" not in held
+
+
 def test_what_is_logged_is_there_for_callbacks_of_lightning(tiny):
     stop = {
         "class_path": "lightning.pytorch.callbacks.EarlyStopping",
