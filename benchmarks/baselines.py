@@ -23,10 +23,12 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import Callback
 
+from benchmarks import evidence
 from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
 from benchmarks.steps import plain_step
@@ -39,6 +41,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.units import GIB
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import PhaseClock, now
+from lightning_llm.training.callbacks import inputs
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.environment import keep_freed_memory
 from lightning_llm.training.module import LanguageModel
@@ -50,8 +53,8 @@ SHAPES = {
     "1.3b": ["24x16x2048x5504x2048x4x50304"],
 }
 PACKAGES = {"transformers": ["transformers"], "litgpt": ["litgpt"], "liger": ["transformers", "liger_kernel"]}
-STEPS = {"cpu": 3, "cuda": 30}  # of each round, after the warm-up
-WARM_UP = 2  # steps
+STEPS = {"cpu": 3, "cuda": 100}  # of each round, after the warm-up
+WARM_UP = {"cpu": 2, "cuda": 12}  # steps; on a GPU at least 0.5 s, since its clocks rise with the load
 PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed"}
 LITGPT = {  # the sizes in its config
     **{"block_size": "context", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden"},
@@ -71,12 +74,14 @@ LossOf = Callable[[Any, torch.Tensor, torch.Tensor], Any]  # of a model, inputs 
 class Found(NamedTuple):
     """Of each step after the warm-up the seconds and, on a CPU, those of its matmuls alone; and a peak in bytes.
 
-    The peak is that of CUDA's allocator or, on a CPU, of the whole process, before it multiplies alone.
+    The peak is that of CUDA's allocator or, on a CPU, of the whole process, before it multiplies alone. ``gpu`` is the
+    state of the GPU while it was busy with the last steps.
     """
 
     seconds: list[float]
     matmul_seconds: list[float]
     peak_bytes: int
+    gpu: dict[str, float]
 
 
 class Variant(NamedTuple):
@@ -173,13 +178,14 @@ class Steps:
         self._make_alone = partial(matmuls_alone, model, sizes, matmul_dtype, cuts_head=cuts_head)
         self._alone: Callable[[], None] | None = None
         self._clock, self._device, self._done = PhaseClock(device), device, 0
+        self.warm_up = WARM_UP[device]
         self._high_water = 0
 
     def end(self) -> None:
         """A step has ended; the next one begins when this returns."""
         self._done += 1
         self._clock.mark(f"step {self._done}")  # nothing for the first one
-        if self._done > WARM_UP and self._device == "cpu":
+        if self._done > self.warm_up and self._device == "cpu":
             if self._alone is None:  # they have buffers too, and are slow at their first call
                 self._high_water, self._alone = high_water_bytes(), self._make_alone()
                 self._alone()
@@ -190,11 +196,12 @@ class Steps:
 
     def found(self, peak_bytes: int) -> Found:
         """What was measured; the peak is that of a GPU's allocator."""
+        gpu = evidence.state_of_gpu() if self._device == "cuda" else {}  # before it has caught up
         now(self._device)
         taken = self._clock.take()
         kinds = ([s for name, s in taken.items() if name.startswith(kind)] for kind in ("step", "matmuls"))
         seconds, matmul_seconds = kinds
-        return Found(seconds[WARM_UP - 1 :], matmul_seconds, self._high_water or peak_bytes)
+        return Found(seconds[self.warm_up - 1 :], matmul_seconds, self._high_water or peak_bytes, gpu)
 
 
 class _StepEnds(Callback):
@@ -215,12 +222,14 @@ def ours(
     *,
     compiled: bool = False,
     scope: Literal["blocks", "model"] = "blocks",
+    callbacks: Sequence[Callback] = (),
     **fields: Any,
 ) -> Found:
     """Each step of ``fit``, including all that happens between the ends of two steps.
 
-    ``dtype`` may be a precision of the Trainer as well, ``scope`` is what is compiled as one, and ``fields`` are
-    options of the model.
+    No checkpoint is saved and the initial values are not hashed, which at 1.3 billion parameters would take longer than
+    the steps. ``dtype`` may be a precision of the Trainer as well, ``scope`` is what is compiled as one, ``callbacks``
+    are called after the clock's, and ``fields`` are options of the model.
     """
     context, rows = sizes["context"], sizes["rows"]
     with tempfile.TemporaryDirectory(prefix="bench-baselines-") as name, open(os.devnull, "w") as nowhere:
@@ -230,17 +239,19 @@ def ours(
         mode: Literal["default"] | None = "default" if compiled else None
         model = LanguageModel(model_config(sizes, **fields), compile_mode=mode, compile_scope=scope)
         timed = Steps(model, sizes, dtype, device, cuts_head=True)
-        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        silent = contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)
+        with silent[0], silent[1], patch.object(inputs, "tensor_hash", return_value="not hashed"):
             trainer = Trainer(
                 precision=PRECISIONS.get(dtype, dtype),
                 default_root_dir=name,
-                callbacks=[_StepEnds(timed), profiler],
-                max_steps=WARM_UP + steps,
+                callbacks=[_StepEnds(timed), *callbacks, profiler],
+                max_steps=WARM_UP[device] + steps,
                 accelerator=device,
                 devices=1,
-                log_every_n_steps=min(10, WARM_UP + steps),
+                log_every_n_steps=min(10, WARM_UP[device] + steps),
                 limit_val_batches=0,
                 gradient_clip_val=1.0,
+                enable_checkpointing=False,
             )
             trainer.fit(model, datamodule=data)
     # the profiler restarts CUDA's own high-water at each phase, and knows the highest
@@ -310,7 +321,7 @@ def _plain_loop(
         optimizer.zero_grad()
 
     timed = Steps(model, sizes, dtype, device)
-    for _ in range(WARM_UP + steps):
+    for _ in range(timed.warm_up + steps):
         step()
         timed.end()
     return timed.found(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
@@ -327,18 +338,23 @@ SIDES: dict[str, Callable[..., Found]] = {
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """The median seconds and the peak bytes of one side, and of each step the share of its matmuls."""
+    """The median seconds and the peak bytes of one side, of each step the share of its matmuls, and what ran.
+
+    Compiled code that meets the limit of recompiles would run eagerly: here that is an error.
+    """
     device = job["device"]
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     if job["keep_freed_memory"]:
         keep_freed_memory()
     torch.manual_seed(0)
     restart_high_water()
     before = resident_bytes() if device == "cpu" else 0
-    seconds, alone, peak = SIDES[job["side"]](
+    seconds, alone, peak, gpu = SIDES[job["side"]](
         job["sizes"], job["dtype"], device, job["steps"], compiled=job["compiled"]
     )
     shares = [one / step for one, step in zip(alone, seconds, strict=False)]
-    return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares}
+    ran = {**evidence.compiled_code(), **evidence.attention(job["sizes"], job["dtype"], device), **gpu}
+    return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares, "ran": ran}
 
 
 BENCH = Bench(

@@ -30,7 +30,7 @@ OPTIONAL = {"triton": "triton", "transformers": "transformers", "liger_kernel": 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure one part; returns 0 if all of it is measured, 1 if something failed or is left, 2 for a mistake."""
+    """Measure one part; returns 0 if all that can run here is measured, 1 if not, 2 for a mistake."""
     options = _parser().parse_args(argv)
     if not options.inputs.is_dir():
         return _mistake(f"--inputs {options.inputs} is no folder: make one, with {options.inputs}/wheels if need be")
@@ -51,7 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         machine = Machine(inputs=options.inputs, dry_run=options.dry_run)
         command = f"python -m benchmarks.gpu --part {options.part}{' --dry-run' if options.dry_run else ''}"
         part: Part = importlib.import_module(f"benchmarks.gpu.{PARTS[options.part]}").PART
-        return run_part(part, machine, options.out, command=command, limit_s=options.limit_s)
+        limits = {"limit_s": options.limit_s, "only": options.only}
+        try:
+            return run_part(part, machine, options.out, command=command, **limits)
+        except ValueError as error:
+            return _mistake(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--inputs", required=True, type=Path, metavar="DIR", help="folder of wheels and text (docs/benchmarks.md)")
     add("--out", required=True, type=Path, metavar="DIR", help="folder for the rows and the plot; read at the start")
     add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=f"end after S seconds (default: {LIMIT_S:.0f})")
+    add("--only", nargs="+", default=["*"], metavar="PATTERN", help="measure these, such as '124 M*' (default: all)")
     add("--dry-run", action="store_true", help="run all of it on the CPU, at toy sizes")
     return parser
 
@@ -82,7 +87,12 @@ def _install(packages: Iterable[str], wheels: Path) -> list[str]:
     if wheels.is_dir():
         for package in packages:
             arguments = ["install", "--quiet", "--no-index", "--find-links", str(wheels), package]
-            subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True)
+            done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
+            if done.returncode:
+                said = [
+                    line for line in done.stderr.splitlines() if line.startswith("ERROR")
+                ] or done.stderr.splitlines()
+                print(f"pip install {package}: {(said or ['no output'])[-1]}", flush=True)
     return _missing({**REQUIRED, **OPTIONAL})
 
 

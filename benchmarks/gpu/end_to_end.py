@@ -45,13 +45,17 @@ def tasks(machine: Machine) -> list[Task]:
     fsdp = [f"--config={ROOT / 'configs' / 'fsdp.yaml'}", "--trainer.devices=1", f"--trainer.max_steps={steps}"]
     deterministic = ["--trainer.deterministic=true"]
     return [
-        Task("2,000 steps, compiled", 100, partial(_train, machine, "2,000 steps, compiled", shorter, TARGETS)),
+        Task(
+            "2,000 steps, compiled", 100, partial(_train, machine, "2,000 steps, compiled", shorter, TARGETS), must=True
+        ),
+        Task(
+            "resume, deterministic", 60, partial(_resume, machine, "resume, deterministic", steps, deterministic), True
+        ),
         Task("resume", 60, partial(_resume, machine, "resume", steps, [])),
-        Task("resume, deterministic", 60, partial(_resume, machine, "resume, deterministic", steps, deterministic)),
         Task("FSDP2, one process", 30, partial(_train, machine, "FSDP2, one process", fsdp)),
-        saving,
-        profiler,
-        Task("saving", 40, partial(_saving, machine)),
+        saving._replace(must=True),
+        profiler._replace(must=True),
+        Task("saving", 40, partial(_saving, machine), must=True),
         Task("generation", 60, partial(_generation, machine)),
         Task("the config as it is", 150, partial(_train, machine, "the config as it is", [], TARGETS)),
     ]
@@ -74,7 +78,8 @@ def _words(machine: Machine, words: Sequence[str]) -> list[str]:
 
 def _row(machine: Machine, name: str, summary: dict[str, Any], seconds: float, **fields: Any) -> Row:
     facts = {"best_val_loss": summary["best_val_loss"], "val_loss": summary["val_loss"], "steps": summary["steps"]}
-    facts |= {"training_s": summary["seconds"], "peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
+    facts |= {"attention": summary.get("attention"), "training_s": summary["seconds"]}
+    facts |= {"peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
     speed = summary["tokens"] / summary["seconds"]
     return machine.row(name, [seconds], shape=CONFIG, tokens_per_s=speed, **facts, **fields)
 
@@ -125,7 +130,7 @@ def _generation(machine: Machine) -> Iterator[Row]:
     request = machine.request(generate.BENCH, shape, dtype, rounds=3, budget_s=40.0)
     yield from generate.run(request)
     if not installed("transformers"):
-        yield request.row("transformers", error="transformers is not installed")
+        yield request.row("transformers", error="transformers is not installed", is_missing=True)
 
 
 PART = Part(

@@ -9,12 +9,15 @@ measurement that is in the file already is not repeated, except one that failed,
 import contextlib
 import ctypes
 import dataclasses
+import fnmatch
 import gc
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
@@ -25,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from benchmarks import evidence
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.rows import Columns, Row, print_table, read_rows, write_rows
 from lightning_llm.cli.errors import one_line
@@ -33,15 +37,17 @@ from lightning_llm.io.console import Console
 GIB = 2**30
 TABLE_WIDTH = 160
 PATIENCE = 4  # times what a measurement should take at most
+FOLDERS = "bench-gpu-process-"  # of temporary files, with the number of the command's process
 DIES_WITH_PARENT = 1  # prctl(2): PR_SET_PDEATHSIG
 
 
 class Task(NamedTuple):
-    """One measurement: its name, about how many seconds it takes, and what yields its rows."""
+    """One measurement: its name, about how many seconds it takes, what yields its rows, and whether it comes first."""
 
     name: str
     seconds: float
     run: Callable[[], Iterable[Row]]
+    must: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,8 +110,12 @@ def with_target(heading: str, field: str, factor: float, spec: str, sign: str = 
     return {heading: (field, factor, spec), target: (lambda row: (row.targets or {}).get(field), factor, spec)}
 
 
-def run_part(part: Part, machine: Machine, out: Path, *, command: str, limit_s: float) -> int:
-    """Measure what is not measured yet, in the time there is; returns the exit status.
+def run_part(
+    part: Part, machine: Machine, out: Path, *, command: str, limit_s: float, only: Sequence[str] = ("*",)
+) -> int:
+    """Measure what is not measured yet, in the time there is, must-haves first; returns the exit status.
+
+    That is 0 if every row is there, apart from those for which an optional package is missing.
 
     Args:
         part: What to measure.
@@ -113,12 +123,21 @@ def run_part(part: Part, machine: Machine, out: Path, *, command: str, limit_s: 
         out: Folder of ``NAME-cuda.json`` and ``.png``.
         command: Written with the rows.
         limit_s: Seconds until it ends.
+        only: Patterns of the measurements to take, as of file names.
+
+    Raises:
+        ValueError: No measurement has a name like that.
     """
     end = time.monotonic() + limit_s
+    names = [task.name for task in part.tasks(machine)]
+    if unknown := [pattern for pattern in only if not fnmatch.filter(names, pattern)]:
+        raise ValueError(f"--only {unknown[0]!r}: this part has {', '.join(map(repr, names))}")
     record = Record(part, machine, out, command)
     _end_on_signals()
-    tasks = part.tasks(machine)
-    left = sorted((task for task in tasks if not record.has(task.name)), key=lambda task: task.name in record.rows)
+    _remove_left_folders()
+    tasks = [task for task in part.tasks(machine) if any(fnmatch.fnmatch(task.name, pattern) for pattern in only)]
+    left = [task for task in tasks if not record.has(task.name)]
+    left.sort(key=lambda task: (task.name in record.rows, not task.must))
     print(f"{len(tasks) - len(left)} of {len(tasks)} measurements are in {record.path}", flush=True)
     worker: Worker | None = None
     try:
@@ -142,10 +161,11 @@ def run_part(part: Part, machine: Machine, out: Path, *, command: str, limit_s: 
     finally:
         if worker is not None:
             worker.close()
-    record.show([task.name for task in tasks])
+    record.show(names)
     if left:
         print(f"not measured, there was no time left: {', '.join(task.name for task in left)}; run the command again")
-    return int(bool(left) or any(row.error for rows in record.rows.values() for row in rows))
+    found = [row for task in tasks for row in record.rows.get(task.name, [])]
+    return int(bool(left) or any(row.error and not row.is_missing for row in found))
 
 
 class Record:
@@ -222,7 +242,8 @@ class Worker:
     def __init__(self, part: str, machine: Machine, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, part, machine))
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
+        self._process = context.Process(target=_work, args=(theirs, part, machine, self._folder.name))
         self._process.start()
         theirs.close()
         self._answer(seconds)
@@ -250,17 +271,26 @@ class Worker:
         raise Lost(reason)
 
     def close(self) -> None:
-        """Kill it, with its children."""
+        """Kill it, with its children, and remove its files."""
         assert self._process.pid is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
         self._pipe.close()
+        self._folder.cleanup()
 
 
-def _work(pipe: Any, part: str, machine: Machine) -> None:
+def _remove_left_folders() -> None:
+    """Those of commands that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        if not Path("/proc", folder.name.removeprefix(FOLDERS).partition("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _work(pipe: Any, part: str, machine: Machine, folder: str) -> None:
     os.setpgid(0, 0)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder  # here and in all that it starts
     with contextlib.suppress(AttributeError, OSError):  # Linux: nothing measures on after the command was killed
         ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # what it says of devices and its tips
@@ -279,7 +309,8 @@ def _measured(task: Task, machine: Machine) -> list[dict[str, Any]]:
         rows = list(task.run())
     except Exception as error:
         rows = [machine.row(task.name, error=f"{type(error).__name__}: {one_line(error)}")]
-    return [{name: value for name, value in vars(row).items() if not name.startswith("_")} for row in rows]
+    gpu = {"gpu": evidence.state_of_gpu()} if machine.device == "cuda" else {}
+    return [{**gpu, **{name: value for name, value in vars(row).items() if name[0] != "_"}} for row in rows]
 
 
 def _end_on_signals() -> None:

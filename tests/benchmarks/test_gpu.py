@@ -5,8 +5,10 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +25,7 @@ from tests.docs.markdown import ROOT
 from tests.docs.shell import KILLED, PROCESS_ID
 
 PART = """
-import os, time
+import os, tempfile, time
 from functools import partial
 from pathlib import Path
 from benchmarks.gpu.runner import Part, Task
@@ -36,16 +38,23 @@ def tasks(machine):
     if (machine.inputs / "fixed").exists():
         runs = dict.fromkeys(runs, good) | {"hangs": partial(time.sleep, 600)}
     found = [Task(name, 0.2 if name == "hangs" else 30, partial(note, machine, name, runs[name])) for name in runs]
-    return [*found, Task("long", 10_000, good)]
+    missing = Task("missing", 30, partial(note, machine, "missing", none), must=True)
+    return [*found, missing, Task("long", 10_000, good)]
 
 def note(machine, name, run):
     with (machine.inputs / "log.txt").open("a") as file:
         file.write(name + "\\n")
+    Path(tempfile.mkdtemp(), "checkpoint").touch()
     for number in run() or []:
         yield machine.row(f"{name} {number}", [0.1 * number])
+    if run is none:
+        yield machine.row(name, error="it is not installed", is_missing=True)
 
 def good():
     return [1, 2]
+
+def none():
+    return []
 
 def bad():
     raise ValueError("out of luck")
@@ -66,8 +75,12 @@ def part(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow  # processes that load everything
-def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, capsys):
+def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, monkeypatch, capsys):
     machine, out = Machine(inputs=tmp_path, dry_run=True), tmp_path / "out"
+    (folders := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folders))
+    left = folders / f"{runner.FOLDERS}{2**22 + 1}-of-a-killed-command"  # no process has this number
+    (left / "checkpoint").mkdir(parents=True)
     (tmp_path / "commit.txt").write_text("c0ffee\n")
     assert run_part(part, machine, out, command="the command", limit_s=200) == 1
     record = json.loads((out / "toy-dry-run.json").read_text())
@@ -79,9 +92,12 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, caps
         "first": [("first 1", 0.1, None), ("first 2", 0.2, None)],
         "raises": [("raises", None, "ValueError: out of luck")],
         "dies": [("dies", None, "its process ended with status 7")],
+        "missing": [("missing", None, "it is not installed")],
     }
+    assert (tmp_path / "log.txt").read_text().split() == ["missing", "first", "raises", "dies"]  # must-haves first
+    assert not list(folders.iterdir())
     said = capsys.readouterr().out
-    assert "0 of 4 measurements" in said
+    assert "0 of 5 measurements" in said
     assert "not measured, there was no time left: long; run the command again" in said
     assert (out / "toy-dry-run.png").read_text().startswith("toy: ")
 
@@ -90,11 +106,28 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, caps
     (tmp_path / "toy-dry-run.json").write_text((out / "toy-dry-run.json").read_text())
     moved = tmp_path / "elsewhere"  # the rows of an earlier start may be among the inputs
     assert run_part(part, machine, moved, command="the command", limit_s=200) == 1
-    assert (tmp_path / "log.txt").read_text().split() == ["hangs", "raises", "dies"]  # those that failed come last
+    # those that failed come last, and what must be measured first among them
+    assert (tmp_path / "log.txt").read_text().split() == ["hangs", "missing", "raises", "dies"]
     rows = read_rows(moved / "toy-dry-run.json")
-    assert {row.variant: row.error for row in rows if row.error} == {"hangs": "stopped after 1 s"}
-    assert {row.task for row in rows} == {"first", "raises", "dies", "hangs"}
-    assert "1 of 5 measurements" in capsys.readouterr().out
+    assert {row.variant: row.error for row in rows if row.error and not row.is_missing} == {
+        "hangs": "stopped after 1 s"
+    }
+    assert {row.task for row in rows} == {"first", "raises", "dies", "hangs", "missing"}
+    assert "1 of 6 measurements" in capsys.readouterr().out
+    assert not list(folders.iterdir())
+
+    (tmp_path / "log.txt").unlink()
+    chosen = {"command": "the command", "limit_s": 200, "only": ["mis*", "raises"]}
+    # an optional package is missing, and what failed once ("dies") is not asked for
+    assert run_part(part, machine, tmp_path / "chosen", **chosen) == 0
+    assert (tmp_path / "log.txt").read_text().split() == ["missing", "raises"]
+    kept = {row.task for row in read_rows(tmp_path / "chosen" / "toy-dry-run.json")}
+    assert kept == {"first", "raises", "dies", "missing"}
+
+
+def test_a_pattern_that_fits_nothing_is_a_mistake(part, tmp_path):
+    with pytest.raises(ValueError, match=r"--only 'rises': this part has 'first', 'raises', 'dies', 'missing', 'long'"):
+        run_part(part, Machine(inputs=tmp_path), tmp_path, command="", limit_s=1, only=["first", "rises"])
 
 
 @pytest.mark.parametrize(
@@ -122,13 +155,15 @@ def test_missing_packages_are_installed_from_the_folder_or_named(tmp_path, monke
     def install(words, **_):
         asked.append(words[-2:])
         there.update({"gone"} & {words[-1]})
+        said = "ERROR: No matching distribution found for lost\nWARNING: try again"
+        return SimpleNamespace(returncode=words[-1] == "lost", stderr=said)
 
     monkeypatch.setattr(command.subprocess, "run", install)
     (tmp_path / "wheels").mkdir()
     assert main(["--part", "b", "--out", str(tmp_path / "out"), "--inputs", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert asked == [[str(tmp_path / "wheels"), name] for name in ("lost", "gone")]
-    assert said.out == "not installed: lost\n"
+    assert said.out == "pip install lost: ERROR: No matching distribution found for lost\nnot installed: lost\n"
     assert f"lost must be installed: put the wheels into {tmp_path / 'wheels'}" in said.err
 
 
@@ -146,10 +181,21 @@ def test_the_parts_measure_what_they_should():
     assert names[operators].index("gpu tests") == 0
     assert {f"MLP {shape} float32" for shape in swiglu.BENCH.named_shapes["notebook"]} < set(names[operators])
     assert operators.LARGEST in swiglu.BENCH.named_shapes["notebook"]
-    assert {f"{model}, {side}, round 1" for model in training.SHAPES for side in training.SIDES} < set(names[training])
+    steps = {f"{model}, {side}, round 1" for model, sides in training.SIDES.items() for side in sides}
+    assert steps < set(names[training])
     for part in (*names, end_to_end):
         tasks = part.tasks(Machine(inputs=Path()))
         assert len({task.name for task in tasks}) == len(tasks)
+        must = [task for task in tasks if task.must]
+        assert must
+        assert sum(task.seconds for task in must) <= command.LIMIT_S, part
+
+
+def test_the_second_round_has_the_reverse_order():
+    names = [task.name for task in training.tasks(Machine(inputs=Path()))]
+    rounds = [[name[:-1] for name in names if name.endswith(f"round {number}")] for number in (1, 2)]
+    assert len(rounds[0]) == 11
+    assert rounds[1] == rounds[0][::-1]
 
 
 def test_ours_is_compared_with_the_others_of_its_model():
@@ -161,6 +207,9 @@ def test_ours_is_compared_with_the_others_of_its_model():
     training.derive(rows)
     assert (rows[0].over_nanogpt, rows[0].over_transformers) == (240 / 150, None)
     assert (rows[3].over_nanogpt, rows[3].over_transformers) == (None, 1.5)
+    for speed, expected in ((15, 1.5), (25, 1.2)):  # the faster of both counts
+        training.derive([*rows, row("1.3 B", training.TRANSFORMERS, speed)])
+        assert rows[3].over_transformers == expected
     assert rows[0].targets == {"mfu": 0.50, "over_nanogpt": 1.15, "over_transformers": 1.3}
     assert rows[3].targets["mfu"] == 0.55
     assert rows[1].targets is None
