@@ -117,6 +117,11 @@ def test_an_operator_against_the_meter(name, dtype):
     del held
 
 
+def test_the_rest_of_each_row_of_logits_is_counted(monkeypatch):
+    monkeypatch.setattr(sizes, "LOGITS_MULTIPLE", {"cpu": 256})  # rows of 512 for a vocabulary of 300
+    test_an_operator_against_the_meter("linear_cross_entropy", torch.float32)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_norm_of_bf16_queries_with_a_float32_weight(device, monkeypatch):
     """The Function computes it on both devices; torch's kernel takes one dtype."""

@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 
+from lightning_llm.bench import harness
 from lightning_llm.bench.harness import Bench, Case, Request, measure, measure_memory, step_peak_bytes, timed_rows
+from lightning_llm.measure.timer import Timing
 
 ASKED = Request(bench="toy", shape="4x8", sizes={}, rounds=3)
 KIB = 256  # float32 numbers
@@ -83,3 +85,20 @@ def test_an_unknown_variant_is_named():
     assert asked.chosen(["a", "b", "c"]) == ["c", "a"]
     with pytest.raises(ValueError, match="variants 'c': there are a, b"):
         asked.chosen(["a", "b"])
+
+
+def test_the_clocks_of_a_gpu_rise_before_the_timed_rounds(monkeypatch):
+    calls = []
+
+    def interleaved(functions, **options):
+        calls.append((options["warmup"], options["budget_s"], options["rounds"]))
+        return dict.fromkeys(functions, Timing((0.1, 0.1)))
+
+    monkeypatch.setattr(harness, "interleave", interleaved)
+    monkeypatch.setattr(harness, "measure_memory", lambda case, device: (None, None))
+    monkeypatch.setattr(harness, "describe_machine", lambda device: "a machine")
+    for device in ("cpu", "cuda"):
+        request = Request(bench="x", shape="", sizes={}, device=device, budget_s=12.0, rounds=100)
+        list(harness.measure({"a": Case(forward=lambda: torch.ones(()), held=[])}, request, tokens=1))
+    assert calls[0] == calls[2] == (1, 12.0, 100)
+    assert calls[1] == (0, harness.WARM_UP_S, 10_000)

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lightning_llm import LanguageModel, ModelConfig, Transformer
@@ -122,8 +121,8 @@ def test_blocks_of_one_kind_share_their_code_whatever_their_number():
 def test_blocks_of_several_kinds_stay_compiled(monkeypatch):
     """Three kinds, each in training, evaluating a full batch, the last one, and a short rest."""
     counter = CompileCounterWithBackend("aot_eager")
-    compile_ = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, mode: compile_(self, backend=counter, dynamic=False))
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_(function, backend=counter, dynamic=False))
     with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
         model = LanguageModel(ModelConfig(**SIZES, checkpoint_level=[0, 1, 2]), compile_mode="default")
         model.configure_model()
