@@ -48,14 +48,16 @@ class Outcome(NamedTuple):
     pairs: int
 
 
-def judged(differences: list[float], fresh: list[float], bar: float, way: str, rule: StreamRule) -> tuple[bool, int]:
+def judged(
+    differences: list[float], fresh: list[float], threshold: float, way: str, rule: StreamRule
+) -> tuple[bool, int]:
     """Whether a way adopts an idea, and the pairs that it takes."""
     if way == LOWER:
         return differences[0] < 0, 1
-    step, pairs = rule.next(differences, [], bar)
+    step, pairs = rule.next(differences, [], threshold)
     if step != "confirm":
         return False, pairs
-    is_adopted = way == PLAIN or rule.next(differences, fresh, bar).step == "adopted"
+    is_adopted = way == PLAIN or rule.next(differences, fresh, threshold).step == "adopted"
     return is_adopted, pairs + CONFIRMATION * (way == RULE)
 
 
@@ -68,7 +70,7 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
         if adaptive and best is not None:
             drawn[: rule.most] = CORRELATION * best + np.sqrt(1 - CORRELATION**2) * drawn[: rule.most]
         differences, fresh = np.split(drawn - effect, [rule.most])
-        is_adopted, pairs = judged(list(differences), list(fresh), rule.bar(place, sum(adopted)), way, rule)
+        is_adopted, pairs = judged(list(differences), list(fresh), rule.threshold(place, sum(adopted)), way, rule)
         if adaptive and not is_adopted and (best is None or differences[:4].mean() < best[:4].mean()):
             best = differences
         adopted.append(is_adopted)

@@ -1,8 +1,8 @@
 """An idea of a stream: which runs it needs next, and when it has a verdict. Pure functions of its plan and its runs.
 
-Its plan is that of an experiment with one variant, and has a bar. The rule is that of ``statistics.stream``. Pairs come
-in the order of their seeds; those that confirm the idea have seeds of their own. Workers that are free begin pairs
-ahead; what was trained beyond the pair that ends the comparison does not count.
+Its plan is that of an experiment with one variant, and has a threshold. The rule is that of ``statistics.stream``.
+Pairs come in the order of their seeds; those that confirm the idea have seeds of their own. Workers that are free begin
+pairs ahead; what was trained beyond the pair that ends the comparison does not count.
 """
 
 import dataclasses
@@ -26,24 +26,24 @@ class Idea:
 
     Attributes:
         place: In its stream, from 1.
-        bar: The evidence that adopts it.
+        threshold: The e-value that an adoption takes.
         most: Pairs, besides those that confirm it.
-        fresh: The first seed of those.
+        first_confirming_seed: Of those; the others follow.
         because: Why somebody believes in it.
     """
 
     place: int
-    bar: float
+    threshold: float
     most: int
-    fresh: int
+    first_confirming_seed: int
     because: str = ""
 
 
 _FIELDS: dict[str, Schema] = {
     "place": whole(1),
-    "bar": POSITIVE,
+    "threshold": POSITIVE,
     "most": whole(LEAST, MOST_PAIRS),
-    "fresh": whole(0, LAST_SEED),
+    "first_confirming_seed": whole(0, LAST_SEED),
     "because": _BECAUSE,
 }
 IDEA = record(_FIELDS)
@@ -82,13 +82,13 @@ def standing(experiment: Experiment, idea: Idea, losses: Losses) -> Standing:
     """
     differences = _differences(experiment, losses, experiment.seeds(idea.most))
     confirming = _differences(experiment, losses, confirming_seeds(idea))
-    decision = StreamRule(most=idea.most).next(differences, confirming, idea.bar)
+    decision = StreamRule(most=idea.most).next(differences, confirming, idea.threshold)
     return Standing(decision, differences, confirming)
 
 
 def confirming_seeds(idea: Idea) -> range:
     """The seeds of the pairs that confirm an idea."""
-    return range(idea.fresh, idea.fresh + CONFIRMATION)
+    return range(idea.first_confirming_seed, idea.first_confirming_seed + CONFIRMATION)
 
 
 def state_of_idea(experiment: Experiment, idea: Idea, losses: Losses) -> State:
@@ -98,16 +98,18 @@ def state_of_idea(experiment: Experiment, idea: Idea, losses: Losses) -> State:
     seeds: Mapping[str, Iterable[int]] = {"pair": experiment.seeds(idea.most), "confirm": confirming_seeds(idea)}
     runs = [Run(arm, seed) for seed in seeds.get(step, ()) for arm in (BASELINE, name)]
     needed = [run for run in runs if run not in losses]
-    look = CONFIRMATION if step == "confirm" else idea.most
-    return State(needed, look, {}, [name] if needed else [], [idea.most])
+    undecided = [name] if needed else []
+    return State(needed=needed, look=idea.most, verdicts={}, undecided=undecided, looks=[idea.most])
 
 
 def idea_in_words(idea: Idea, state: State) -> str:
     """How many pairs of an idea have ended, for its progress."""
-    left = len({run.seed for run in state.needed})
-    if state.look == CONFIRMATION != idea.most:
-        return f"{state.look - left} of {state.look} pairs that confirm it"
-    count = idea.most - left
+    left, confirming = {run.seed for run in state.needed}, confirming_seeds(idea)
+    if not left:
+        return "it has a verdict"
+    if left & set(confirming):
+        return f"{len(confirming) - len(left)} of {len(confirming)} pairs that confirm it"
+    count = idea.most - len(left)
     return f"{count} pair{'s' * (count != 1)}, at most {idea.most}"
 
 

@@ -1,32 +1,35 @@
 """A stream of ideas: a folder, in which each idea is compared with the baseline as it is by then. No torch.
 
 ``STREAM/stream.json`` holds what the stream began with, and ``first.yaml`` its baseline; they never change. Each idea
-is an experiment of its own in ``STREAM/ideas/PLACE-NAME``, whose plan has its place and bar. An idea that has ended
-has ``verdict.json`` there, which holds no loss of a single seed: an idea must not be chosen by the seeds that will
-judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until one is adopted:
-then seeds are fresh, since the old baseline was lucky on the old ones.
+is an experiment of its own in ``STREAM/ideas/PLACE-NAME``, whose plan has its place and threshold. An idea that has
+ended has ``verdict.json`` there, which holds no loss of a single seed: an idea must not be chosen by the seeds that
+will judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until one is
+adopted: then seeds are fresh, since the old baseline was lucky on the old ones.
 """
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
-from lightning_llm.ablate.idea import MOST_PAIRS, Idea, standing
+from lightning_llm.ablate.idea import MOST_PAIRS, Idea, Standing, standing
 from lightning_llm.ablate.plan import PLAN, Plan, file_hash, read_hashed, write_hashed
 from lightning_llm.ablate.results import Result, losses_of
+from lightning_llm.ablate.scheduler import Run
+from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.schema import (
     NUMBER,
     POSITIVE,
     SHA256,
     TEXT,
+    Schema,
     by_name,
     check,
     list_of,
@@ -37,31 +40,44 @@ from lightning_llm.io.schema import (
     whole,
 )
 from lightning_llm.io.untrusted import file_in
-from lightning_llm.statistics.estimates import student
-from lightning_llm.statistics.stream import CONFIDENCE, StreamRule, evidence_of
+from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
 
 STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
-ADOPTED, REJECTED, OUT_OF_PAIRS = "adopted", "rejected", "out of pairs"
+ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
 MOST_IDEAS, LONGEST_NAME = 10_000, 60
 BLOCK = 1000  # seeds between one baseline's and the next one's
 OWN = 1_000_000  # from here on, each place has a block of its own
 _CONFIRMING = MOST_PAIRS  # in the block of a place, the seeds of the pairs that confirm follow those of its own pairs
 
-_ASKED = {"baseline": by_name(SHA256), "options": list_of(TEXT)}
-_SETTINGS = {"alpha": check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)}
-_SETTINGS |= {"most": whole(4, MOST_PAIRS), "workers": maybe(whole(1))}
-_FILE = record({"asked": record(_ASKED), **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
+_ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
+_SETTINGS: dict[str, Schema] = {"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS), "workers": maybe(whole(1))}
+_ASKED = record({"baseline": by_name(SHA256), "options": list_of(TEXT)})
+_FILE = record({"asked": _ASKED, **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
 _PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)
-_MEAN = {"difference": maybe(NUMBER), "interval": maybe(_PAIR), "pairs": whole()}
-_VERDICT = record(
-    {
-        **{"place": whole(1), "name": TEXT, "because": TEXT, "options": open_record({}, {}), "match": TEXT},
-        **{"verdict": check("a verdict", lambda value: value in (ADOPTED, REJECTED, OUT_OF_PAIRS)), "reason": TEXT},
-        **{"metric": TEXT, **_MEAN, "evidence": NUMBER, "bar": POSITIVE, "confirmation": maybe(record(_MEAN))},
-        **{"parameters": _PAIR, "steps": _PAIR, "runs": whole(), "run_seconds": NUMBER, "asked": by_name(TEXT)},
-        **{"plan": SHA256, "hash": SHA256},
-    }
-)
+_MEAN: dict[str, Schema] = {"difference": maybe(NUMBER), "interval": maybe(_PAIR), "pairs": whole()}
+_OF_IDEA: dict[str, Schema] = {
+    "place": whole(1),
+    "name": TEXT,
+    "because": TEXT,
+    "options": open_record({}, {}),
+    "match": TEXT,
+    "parameters": _PAIR,
+    "steps": _PAIR,
+    "asked": by_name(TEXT),
+    "plan": SHA256,
+}
+_OF_VERDICT: dict[str, Schema] = {
+    "verdict": check("a verdict", lambda value: value in VERDICTS),
+    "reason": TEXT,
+    "metric": TEXT,
+    **_MEAN,
+    "e_value": NUMBER,
+    "threshold": POSITIVE,
+    "confirmation": maybe(record(_MEAN)),
+    "runs": whole(),
+    "run_seconds": NUMBER,
+}
+_VERDICT = record({**_OF_IDEA, **_OF_VERDICT, "hash": SHA256})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +152,22 @@ class Stream:
             raise ValueError(f"{self.out / FIRST} was changed after the start: restore it, or begin another stream")
         return self.out / FIRST
 
+    def refuse_changed(self, environment: Mapping[str, str]) -> None:
+        """Refuse another environment than that of the runs before.
+
+        Args:
+            environment: Precision, device, versions, package, and text.
+
+        Raises:
+            ValueError: Something differs.
+        """
+        before = self.content["environment"]
+        for name in sorted(environment.keys() | before.keys()):
+            if environment.get(name) != before.get(name):
+                changed = f"{name} ({before.get(name)}, now {environment.get(name)})"
+                problem = f"{self.out} began with another {changed}, so its runs are no pairs with new ones"
+                raise ValueError(f"{problem}: restore it, or begin another stream")
+
     def same_as(self, asked: Mapping[str, str]) -> Mapping[str, Any] | None:
         """The verdict of an idea that is the same as another; ``None``: there is none.
 
@@ -209,10 +241,15 @@ def first_seed(place: int, adopted: int, *, again: bool) -> int:
     return OWN + BLOCK * place if again else BLOCK * adopted
 
 
-def idea_at(stream_rule: StreamRule, place: int, adopted: int, because: str) -> Idea:
+def idea_at(rule: StreamRule, place: int, adopted: int, because: str) -> Idea:
     """What the plan of an idea holds."""
-    bar = stream_rule.bar(place, adopted)
-    return Idea(place, bar, stream_rule.most, OWN + BLOCK * place + _CONFIRMING, because)
+    return Idea(
+        place=place,
+        threshold=rule.threshold(place, adopted),
+        most=rule.most,
+        first_confirming_seed=OWN + BLOCK * place + _CONFIRMING,
+        because=because,
+    )
 
 
 def asked_of(content: Mapping[str, Any]) -> dict[str, str]:
@@ -230,14 +267,12 @@ def asked_of(content: Mapping[str, Any]) -> dict[str, str]:
 # ---- verdicts
 
 
-def is_settled(plan: Plan, results: Mapping[Any, Result]) -> bool:
+def is_settled(plan: Plan, results: Mapping[Run, Result]) -> bool:
     """Whether an idea has a verdict by its runs."""
-    assert plan.idea is not None
-    step = standing(plan.experiment, plan.idea, losses_of(results)).decision.step
-    return step not in ("pair", "confirm")
+    return _standing(plan, results).decision.step in VERDICTS
 
 
-def verdict_of(plan: Plan, results: Mapping[Any, Result], *, stopped: str = "") -> dict[str, Any]:
+def verdict_of(plan: Plan, results: Mapping[Run, Result], *, stopped: str = "") -> dict[str, Any]:
     """The verdict of an idea, as ``verdict.json`` holds it.
 
     Args:
@@ -245,34 +280,79 @@ def verdict_of(plan: Plan, results: Mapping[Any, Result], *, stopped: str = "") 
         results: Of its runs.
         stopped: Why it ends, if the rule has no verdict yet.
     """
-    idea, experiment = plan.idea, plan.experiment
-    assert idea is not None
-    stand = standing(experiment, idea, losses_of(results))
-    ((name, options),) = experiment.variants.items()
-    arms = [plan.arms[BASELINE], plan.arms[name]]
-    evidence = evidence_of([value for value in stand.counted if math.isfinite(value)])
-    step = stand.decision.step
+    idea, stand = idea_in(plan), _standing(plan, results)
+    ((name, options),) = plan.experiment.variants.items()
+    is_over = stand.decision.step in VERDICTS
+    e_value = e_value_of([value for value in stand.counted if math.isfinite(value)])
+    of_idea = {
+        "place": idea.place,
+        "name": name,
+        "because": idea.because,
+        "options": dict(options),
+        "match": asked_of(plan.content)["match"],
+        **{field: [plan.arms[arm].get(field) for arm in (BASELINE, name)] for field in ("parameters", "steps")},
+        "asked": asked_of(plan.content),
+        "plan": plan.content["hash"],
+    }
     return {
-        **{"place": idea.place, "name": name, "because": idea.because, "options": dict(options)},
-        **{"match": asked_of(plan.content)["match"], "metric": experiment.metric},
-        "verdict": step if is_settled(plan, results) else OUT_OF_PAIRS,
-        "reason": _reason(plan, results, evidence) if is_settled(plan, results) else stopped,
+        **of_idea,
+        "verdict": stand.decision.step if is_over else STOPPED,
+        "reason": _reason(stand, e_value >= idea.threshold) if is_over else stopped,
+        "metric": plan.experiment.metric,
         **_mean(stand.counted),
-        **{"evidence": evidence, "bar": idea.bar},
+        "e_value": e_value,
+        "threshold": idea.threshold,
         "confirmation": _mean(stand.confirming) if stand.confirming else None,
-        **{key: [arm.get(key) for arm in arms] for key in ("parameters", "steps")},
         "runs": len(_trained(plan, results)),
         "run_seconds": run_seconds(plan, results),
-        **{"asked": asked_of(plan.content), "plan": plan.content["hash"]},
     }
 
 
-def run_seconds(plan: Plan, results: Mapping[Any, Result]) -> float:
+def idea_in(plan: Plan) -> Idea:
+    """The idea of a plan.
+
+    Raises:
+        ValueError: It is that of an ordinary experiment.
+    """
+    if plan.idea is None:
+        raise ValueError(f"{plan.out} is no idea of a stream: give the folder of a stream of lightning-llm ablate")
+    return plan.idea
+
+
+def _standing(plan: Plan, results: Mapping[Run, Result]) -> Standing:
+    return standing(plan.experiment, idea_in(plan), losses_of(results))
+
+
+def _reason(stand: Standing, is_at_threshold: bool) -> str:
+    """Why an idea has its verdict."""
+    step, counted, confirming = stand.decision.step, stand.counted, stand.confirming
+    if not all(map(math.isfinite, [*counted, *confirming])):
+        return "a run of it diverged"
+    if step == OUT_OF_PAIRS:
+        return f"{len(counted)} pairs have not reached the threshold"
+    if not is_at_threshold:
+        return "the e-value is below 1" if any(counted) else "its runs are bit-identical to the baseline's"
+    where = "lies below 0" if step == ADOPTED else "reaches 0"
+    return f"{len(confirming)} fresh pairs: the interval {bounds(interval_of(confirming))} {where}"
+
+
+def _mean(differences: Sequence[float]) -> dict[str, Any]:
+    """The mean of the finite differences, and its interval."""
+    values = [value for value in differences if math.isfinite(value)]
+    interval = interval_of(values)
+    return {
+        "difference": statistics.fmean(values) if values else None,
+        "interval": None if interval is None else list(interval),
+        "pairs": len(differences),
+    }
+
+
+def run_seconds(plan: Plan, results: Mapping[Run, Result]) -> float:
     """What the runs of an idea took together, without those that another idea has trained."""
     return float(sum(result.summary.get("seconds") or 0.0 for result in _trained(plan, results)))
 
 
-def _trained(plan: Plan, results: Mapping[Any, Result]) -> list[Result]:
+def _trained(plan: Plan, results: Mapping[Run, Result]) -> list[Result]:
     return [result for run, result in results.items() if not plan.is_reused(run)]
 
 
@@ -285,29 +365,3 @@ def store_verdict(stream: Stream, plan: Plan, verdict: Mapping[str, Any]) -> Non
         lines.append(f"#   {idea['place']}. {idea['name']} ({idea['confirmation']['difference']:+.4f})")
     lines = lines if now.adopted else ["# The baseline of this stream. No idea was adopted yet."]
     write_text(stream.out / CURRENT, "\n".join([*lines, now.baseline().read_text(encoding="utf-8")]))
-
-
-def _reason(plan: Plan, results: Mapping[Any, Result], evidence: float) -> str:
-    assert plan.idea is not None
-    stand = standing(plan.experiment, plan.idea, losses_of(results))
-    step, counted = stand.decision.step, stand.counted
-    if not all(map(math.isfinite, [*counted, *stand.confirming])):
-        return "a run of it diverged"
-    if step == OUT_OF_PAIRS:
-        return f"{len(counted)} pairs have not reached the bar"
-    if evidence < plan.idea.bar:
-        return "its runs are bit-identical to the baseline's" if not any(counted) else "the evidence is below 1"
-    low, high = _mean(stand.confirming)["interval"] or (math.nan, math.nan)
-    whole_line = "lies below 0" if step == ADOPTED else "reaches above 0"
-    return f"{len(stand.confirming)} fresh pairs: the interval {low:+.4f} to {high:+.4f} {whole_line}"
-
-
-def _mean(differences: Sequence[float]) -> dict[str, Any]:
-    """The mean difference, and its interval as of a t test: of ``1 - 2 (1 - CONFIDENCE)``, 90%."""
-    values = np.array([value for value in differences if math.isfinite(value)])
-    count = len(values)
-    if count < 2:
-        return {"difference": float(values.mean()) if count else None, "interval": None, "pairs": len(differences)}
-    mean = float(values.mean())
-    half = float(student(2 * (1 - CONFIDENCE), count - 1) * values.std(ddof=1) / math.sqrt(count))
-    return {"difference": mean, "interval": [mean - half, mean + half], "pairs": len(differences)}

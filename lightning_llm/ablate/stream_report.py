@@ -8,16 +8,16 @@ from typing import Any
 from lightning_llm.ablate import page
 from lightning_llm.ablate.plan import REPORT
 from lightning_llm.ablate.report import UNITS
-from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, Stream
+from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream
 from lightning_llm.ablate.words import UNEQUAL, bounds, pairs_in_words, signed
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import COLORS, GRAY
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
 
-HEAD = ("idea", "verdict", "pairs", "difference", "90% interval")
-MORE = ("evidence", "bar", "runs", "time of runs")  # on the page
-_COLORS = {ADOPTED: COLORS[2], REJECTED: GRAY, OUT_OF_PAIRS: COLORS[3]}
+HEAD = ("idea", "verdict", "pairs", "difference", "95% interval")
+MORE = ("e-value", "threshold", "runs", "time of runs")  # on the page
+_COLORS = {ADOPTED: COLORS[2], REJECTED: GRAY, OUT_OF_PAIRS: COLORS[3], STOPPED: COLORS[4]}
 _INTERVALS = (
     "A difference is idea minus baseline, so a negative one is better. An interval is that of a t test on the pairs "
     "that count; since an idea stops when its pairs say so, it describes these pairs and is no test. Pairs that "
@@ -32,8 +32,8 @@ def lines_of(verdict: Mapping[str, Any]) -> list[str]:
     lines += [f"Because: {printable(verdict['because'])}"] if verdict["because"] else []
     lines.append(f"Difference {_difference(verdict)} {unit} after {pairs_in_words(verdict['pairs'])}.")
     if (confirmed := verdict["confirmation"]) is not None:
-        lines.append(f"Confirmed on {confirmed['pairs']} fresh pairs: {_difference(confirmed)} {unit}.")
-    lines.append(f"Evidence {verdict['evidence']:.3g}, bar {verdict['bar']:.3g}.")
+        lines.append(f"On {confirmed['pairs']} fresh pairs: {_difference(confirmed)} {unit}.")
+    lines.append(f"E-value {verdict['e_value']:.3g}, threshold {verdict['threshold']:.3g}.")
     lines += _costs(verdict)
     time = shown_duration(verdict["run_seconds"])
     return [*lines, f"{verdict['runs']} runs were trained, {time} together."]
@@ -42,7 +42,7 @@ def lines_of(verdict: Mapping[str, Any]) -> list[str]:
 def _difference(mean: Mapping[str, Any]) -> str:
     if mean["difference"] is None:
         return "–"
-    within = "" if mean["interval"] is None else f" (90% interval {bounds(mean['interval'])})"
+    within = "" if mean["interval"] is None else f" (95% interval {bounds(mean['interval'])})"
     return f"{signed(mean['difference'])}{within}"
 
 
@@ -63,7 +63,7 @@ def rows_of(stream: Stream) -> list[list[str]]:
     for verdict in stream.verdicts:
         interval = "–" if verdict["interval"] is None else bounds(verdict["interval"])
         difference = "–" if verdict["difference"] is None else signed(verdict["difference"])
-        numbers = (f"{verdict['evidence']:.3g}", f"{verdict['bar']:.3g}", str(verdict["runs"]))
+        numbers = (f"{verdict['e_value']:.3g}", f"{verdict['threshold']:.3g}", str(verdict["runs"]))
         title = f"{verdict['place']}. {verdict['name']}"
         cells = (verdict["verdict"], str(verdict["pairs"]), difference, interval)
         rows.append([title, *cells, *numbers, shown_duration(verdict["run_seconds"])])
@@ -80,8 +80,10 @@ def summary_of(stream: Stream) -> list[str]:
     if stream.unfinished is not None:
         command = f"lightning-llm ablate try {shlex.quote(str(stream.out))}"
         lines.append(f"{stream.unfinished.name} has no verdict yet: {command} continues it.")
-    bar = rule.bar(stream.place, len(adopted))
-    lines.append(f"An idea at place {stream.place} has to reach an evidence of {bar:.3g} within {rule.most} pairs.")
+    threshold = rule.threshold(stream.place, len(adopted))
+    lines.append(
+        f"An idea at place {stream.place} has to reach an e-value of {threshold:.3g} within {rule.most} pairs."
+    )
     about = "If differences are about normal, the expected share of useless ideas among the adopted ones is at most"
     return [*lines, f"{about} {100 * rule.alpha:g}%."]
 
@@ -114,7 +116,7 @@ def write_stream_report(stream: Stream) -> Path:
         parts += ["<h2>The baseline, and what was tried</h2>", page.plot(draw, report, height=height)]
         about = (
             "The line is the baseline: each step is the difference of the fresh pairs that confirmed an idea. A dot is "
-            "an idea, with its 90% interval, beside the baseline that it was compared with."
+            "an idea, with its 95% interval, beside the baseline that it was compared with."
         )
         parts += [f"<figcaption>{page.text(about)}</figcaption>"]
         parts += ["<h2>Ideas</h2>", page.table(("idea", "because", "verdict", "reason"), reasons)]

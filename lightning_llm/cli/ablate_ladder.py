@@ -4,7 +4,7 @@ import argparse
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate.ladder import (
     LADDER,
@@ -24,10 +24,13 @@ from lightning_llm.ablate.screen import show_outlays, show_table
 from lightning_llm.cli import ablate_run
 from lightning_llm.io.console import Console
 
+if TYPE_CHECKING:
+    from lightning_llm.ablate.setup import Setup
+
 
 def climb(ladder: Ladder, options: argparse.Namespace) -> None:
     """Carry out the experiments of a ladder, the smallest size first; all of them are read and planned before."""
-    setups: dict[str, Any] = {}
+    setups: dict[str, Setup] = {}
     if (ladder.out / LADDER).exists():
         frozen, _ = read_ladder(ladder.out)
         if frozen.asked != ladder.asked:
@@ -48,15 +51,17 @@ def climb(ladder: Ladder, options: argparse.Namespace) -> None:
         write_ladder(ladder.out)
 
 
-def _plan_of(ladder: Ladder, size: str, options: argparse.Namespace, setup: Any = None, promise: str = "") -> Plan:
+def _plan_of(
+    ladder: Ladder, size: str, options: argparse.Namespace, setup: "Setup | None" = None, promise: str = ""
+) -> Plan:
     """The plan of a size: that of its folder, or a new one."""
     if (ladder.folder(size) / PLAN).exists():
         return Plan.read(ladder.folder(size))
     setup = setup or _set_up(ladder, size, options, {"promise": promise} if promise else None)
-    return setup.plan(options.workers)  # type: ignore[no-any-return]
+    return setup.plan(options.workers)
 
 
-def _set_up(ladder: Ladder, size: str, options: argparse.Namespace, more: Mapping[str, Any] | None = None) -> Any:
+def _set_up(ladder: Ladder, size: str, options: argparse.Namespace, more: Mapping[str, Any] | None = None) -> "Setup":
     given = options.folder if options.action == "extend" else Path(options.experiment)
     source, reuse = given / LADDER if given.is_dir() else given, getattr(options, "reuse", None) or REUSES[0]
     return ablate_run.set_up(ladder.experiment(size), [], source=source, reuse=reuse, more=more)

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import local
 from lightning_llm.ablate.child import Child, last_line
@@ -21,6 +21,9 @@ from lightning_llm.ablate.worker import LOGS
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
 
+if TYPE_CHECKING:
+    from lightning_llm.ablate.setup import Setup
+
 PROG = "lightning-llm ablate"
 
 
@@ -31,7 +34,7 @@ def set_up(
     source: Path | None = None,
     reuse: str = REUSES[0],
     more: Mapping[str, Any] | None = None,
-) -> Any:
+) -> "Setup":
     """An experiment as ``ablate.setup.Setup``: its arms are read and compared. Prints what it imports.
 
     Args:

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import local
 from lightning_llm.ablate.arm import BASELINE, Arm
@@ -46,6 +46,9 @@ from lightning_llm.io.schema import validate
 from lightning_llm.io.units import duration, shown_duration
 from lightning_llm.runs.lock import RunLock, is_locked
 from lightning_llm.statistics.stream import LEAST, StreamRule
+
+if TYPE_CHECKING:
+    from lightning_llm.ablate.setup import Setup
 
 NOT_ADOPTED = 3
 PROG = "lightning-llm ablate try"
@@ -120,7 +123,7 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     if (before := stream.same_as(asked)) is not None and not options.again:
         where = f"place {before['place']}, {before['verdict']}"
         raise ValueError(f"this idea was tried before ({where}): --again tries it on fresh seeds, at a new place")
-    return setup.plan(stream.content["workers"])  # type: ignore[no-any-return]
+    return setup.plan(stream.content["workers"])
 
 
 def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, budget_s: float) -> int:
@@ -180,7 +183,7 @@ def _first(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, An
     return {**content, "environment": environment(base)}, base.options
 
 
-def _setup(stream: Stream, options: argparse.Namespace) -> Any:
+def _setup(stream: Stream, options: argparse.Namespace) -> "Setup":
     """The next idea of a stream, read and compared with its baseline as it is now."""
     changes = flat_options({key: value for each in varied(options.vary).values() for key, value in each.items()})
     name = "+".join(varied(options.vary))[:LONGEST_NAME]
@@ -192,12 +195,7 @@ def _setup(stream: Stream, options: argparse.Namespace) -> Any:
         stream.out, place, files, name, changes, options.match, first=first, most=stream.rule.most
     )
     setup = ablate_run.set_up(experiment, [], more={"idea": dataclasses.asdict(idea)})
-    now, before = environment(setup.arms[BASELINE]), stream.content["environment"]
-    for name in now.keys() | before.keys():
-        if now.get(name) != before.get(name):
-            changed = f"{name} ({before.get(name)}, now {now.get(name)})"
-            problem = f"{stream.out} began with another {changed}, so its runs are no pairs with new ones"
-            raise ValueError(f"{problem}: restore it, or begin another stream")
+    stream.refuse_changed(environment(setup.arms[BASELINE]))
     return setup
 
 
@@ -219,11 +217,12 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 def _refuse_other_stream(stream: Stream, options: argparse.Namespace) -> None:
     """Refuse options that are not those that the stream began with; left out, they are."""
     now, before = _asked(options), stream.content["asked"]
-    is_same = [*now["baseline"].values()] == [*before["baseline"].values()]
-    differing = "" if not options.baseline or is_same else "--baseline"
-    differing = differing or ("" if not now["options"] or now["options"] == before["options"] else now["options"][0])
-    for name in ("alpha", "most"):
-        value = getattr(options, name)
-        differing = differing or ("" if value is None or value == stream.content[name] else f"--{name}")
-    if differing:
-        raise ValueError(f"{differing} is not what {stream.out} began with: leave it out, or begin another stream")
+    given = [
+        ("--baseline", [*now["baseline"].values()], [*before["baseline"].values()]),
+        (next(iter(now["options"]), ""), now["options"], before["options"]),
+        ("--alpha", options.alpha, stream.content["alpha"]),
+        ("--most", options.most, stream.content["most"]),
+    ]
+    for option, value, begun in given:
+        if value and value != begun:
+            raise ValueError(f"{option} is not what {stream.out} began with: leave it out, or begin another stream")

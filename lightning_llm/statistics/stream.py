@@ -3,16 +3,16 @@
 Each idea is compared in pairs with the current baseline. A pair's difference is the idea's loss minus the baseline's.
 Whoever keeps an idea because one pair is lower adopts half of the useless ones. Here:
 
-1. The *evidence* of an idea's pairs is a one-sided t e-process: the expected factor is at most 1 for a useless idea,
-   however often one looks (Wang and Ramdas 2023, arXiv 2310.03722). Its prior on an improvement is half normal, with a
-   width of one standard deviation.
-2. An idea has to reach a *bar* that rises with its place in the stream, and falls with each adoption: e-LOND (Xu and
-   Ramdas 2024, "Online multiple testing with e-values"). Over the whole stream, the expected share of useless ideas
+1. The evidence for an idea is the *e-value* of its pairs, by a one-sided t e-process: its expectation is at most 1 for
+   a useless idea, however often one looks (Wang and Ramdas 2023, arXiv 2310.03722). Its prior on an improvement is half
+   normal, with a width of one standard deviation.
+2. An idea has to reach a *threshold* that rises with its place in the stream, and falls with each adoption: e-LOND (Xu
+   and Ramdas 2024, "Online multiple testing with e-values"). Over the whole stream, the expected share of useless ideas
    among the adopted ones is at most ``alpha``.
-3. An idea at its bar is *confirmed* on fresh seeds: the interval of their mean has to lie below zero. The e-process
-   takes differences for normal. It is fooled by an idea that is mostly a little better and sometimes much worse: 50% of
-   streams of 100 useless ideas with exponential differences adopted one without the confirmation, 7.5% with it. The
-   confirmation is also the honest size of the gain, since the pairs that won have won partly by chance.
+3. An idea at its threshold is *confirmed* on fresh seeds: the interval of their mean has to lie below zero. The
+   e-process takes differences for normal. It is fooled by an idea that is mostly a little better and sometimes much
+   worse: 50% of streams of 100 useless ideas with exponential differences adopted one without the confirmation, 7.5%
+   with it. The confirmation is also the honest size of the gain, since the pairs that won have won partly by chance.
 4. An idea is given up after ``LEAST`` pairs if the evidence does not speak for it, and after ``most`` pairs in any
    case.
 """
@@ -60,11 +60,11 @@ class StreamRule:
     alpha: float = 0.05
     most: int = 24
 
-    def bar(self, place: int, adopted: int) -> float:
-        """The evidence that the idea at this place in the stream, from 1, has to reach after this many adoptions."""
+    def threshold(self, place: int, adopted: int) -> float:
+        """The e-value that the idea at this place in the stream, from 1, has to reach after this many adoptions."""
         return 1 / (self.alpha * _share(place) * (adopted + 1))
 
-    def next(self, differences: Sequence[float], fresh: Sequence[float], bar: float) -> Decision:
+    def next(self, differences: Sequence[float], fresh: Sequence[float], threshold: float) -> Decision:
         """What to do with an idea: train another pair, or one that confirms it, or end with a verdict.
 
         The first pair that ends the comparison ends it: what was trained beyond it does not count.
@@ -72,15 +72,15 @@ class StreamRule:
         Args:
             differences: Of its pairs in their order; infinite: it diverged.
             fresh: Of the pairs that confirm it.
-            bar: As of :meth:`bar`.
+            threshold: As of :meth:`threshold`.
         """
         for pairs in range(1, len(differences) + 1):
             if not math.isfinite(differences[pairs - 1]):
                 return Decision("rejected", pairs)
-            evidence = evidence_of(differences[:pairs])
-            if evidence >= bar:
+            e_value = e_value_of(differences[:pairs])
+            if e_value >= threshold:
                 return Decision(_confirmed(fresh), pairs)
-            if pairs >= LEAST and evidence <= 1:
+            if pairs >= LEAST and e_value <= 1:
                 return Decision("rejected", pairs)
             if pairs >= self.most:
                 return Decision("out of pairs", pairs)
@@ -92,26 +92,29 @@ def _confirmed(fresh: Sequence[float]) -> Step:
         return "rejected"
     if len(fresh) < CONFIRMATION:
         return "confirm"
-    return "adopted" if upper_bound(fresh) < 0 else "rejected"
+    interval = interval_of(fresh)
+    return "adopted" if interval is not None and interval[1] < 0 else "rejected"
 
 
-def upper_bound(differences: Sequence[float]) -> float:
-    """The upper end of the interval of the mean, as a t test gives it."""
-    values = np.asarray(differences, float)
-    error = values.std(ddof=1) / math.sqrt(len(values))
-    return float(values.mean() + student(1 - CONFIDENCE, len(values) - 1) * error)
+def interval_of(differences: Sequence[float]) -> tuple[float, float] | None:
+    """The interval of the mean, as a t test gives it; ``None``: there are fewer than two finite differences."""
+    values = np.asarray([value for value in differences if math.isfinite(value)], float)
+    if len(values) < 2:
+        return None
+    half = student(1 - CONFIDENCE, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)
 
 
-def evidence_of(differences: Sequence[float]) -> float:
+def e_value_of(differences: Sequence[float]) -> float:
     """The factor by which these differences speak for an improvement; 1 for none or one."""
     values = np.asarray(differences, float)
     if len(values) < 2 or not values.any():
         return 1.0
-    return float(np.exp(log_evidence(-values.sum() / math.sqrt(len(values) * (values**2).sum()), len(values))))
+    return float(np.exp(log_e_value(-values.sum() / math.sqrt(len(values) * (values**2).sum()), len(values))))
 
 
-def log_evidence(u: ArrayLike, pairs: int) -> Array:
-    """The logarithm of the evidence.
+def log_e_value(u: ArrayLike, pairs: int) -> Array:
+    """The logarithm of the e-value.
 
     Args:
         u: The improvements' sum, divided by the root of ``pairs`` times their sum of squares: t / √(t² + pairs - 1).
@@ -123,7 +126,7 @@ def log_evidence(u: ArrayLike, pairs: int) -> Array:
 
 @functools.cache
 def _table(pairs: int) -> tuple[Array, Array]:
-    """The evidence of values of ``u``.
+    """The logarithm of the e-value at values of ``u``.
 
     Given the effect δ, in standard deviations, the likelihood ratio of t is the mean of exp(τ δ √n u - n δ²/2) over the
     scale τ = √Σd² / σ, whose density is that of τ^(n-1) exp(-τ²/2). The mean over a half-normal δ is in closed form:

@@ -13,7 +13,7 @@ from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
 from lightning_llm.statistics.stream import CONFIRMATION
 
-IDEA = Idea(place=1, bar=20.0, most=6, fresh=900)
+IDEA = Idea(place=1, threshold=20.0, most=6, first_confirming_seed=900)
 EXPERIMENT = Experiment(name="e", variants={"a": {}}, looks=(6,), first_seed=10)
 BETTER = [-1.0, -1.2, -0.9, -1.1, -1.05, -0.95]
 
@@ -80,7 +80,7 @@ def test_progress_says_how_many_pairs_may_come():
 
 
 def test_workers_train_what_an_idea_needs_and_no_more(experiment):
-    idea = {"place": 1, "bar": 5.0, "most": 6, "fresh": 900, "because": ""}
+    idea = {"place": 1, "threshold": 5.0, "most": 6, "first_confirming_seed": 900, "because": ""}
     plan = experiment({"a": {"effect": -0.5}}, looks=(6,), first_seed=10, idea=idea)
     assert plan.idea == Idea(**idea)
     work(plan.out)

@@ -44,12 +44,12 @@ def stream(tmp_path, experiment):
     begin(out, CONTENT, {"effect": 0.0})
     (out / "ideas").mkdir()
 
-    def add(effect, name="a", *, bar=5.0, **config):
+    def add(effect, name="a", *, threshold=5.0, **config):
         now = Stream.read(out)
         idea = idea_at(StreamRule(most=8), now.place, len(now.adopted), "a reason")
         first = first_seed(now.place, len(now.adopted), again=False)
         configs = {"asked_configs": {BASELINE: digest("base"), name: digest([name, effect])}}
-        content = {"looks": (8,), "first_seed": first, "idea": {**idea.__dict__, "bar": bar}, **configs}
+        content = {"looks": (8,), "first_seed": first, "idea": {**idea.__dict__, "threshold": threshold}, **configs}
         variants = {name: {"effect": effect, "options": {"model.x": 1}, **config}}
         plan = experiment(variants, out=f"s/ideas/{folder_of(now.place, name)}", **content)
         work(plan.out)
@@ -92,7 +92,7 @@ def test_a_useless_idea_leaves_the_baseline(stream, tmp_path):
     assert Stream.read(tmp_path / "s").unfinished == plan.out
     verdict = end(plan)
     assert (verdict["verdict"], verdict["pairs"], verdict["confirmation"]) == ("rejected", 4, None)
-    assert verdict["reason"] == "the evidence is below 1"
+    assert verdict["reason"] == "the e-value is below 1"
     now = Stream.read(tmp_path / "s")
     assert yaml.safe_load(now.baseline().read_text())["effect"] == 0.0
     assert now.unfinished is None
@@ -113,10 +113,10 @@ def test_the_reason_says_why_an_idea_was_rejected(stream, effect, config, reason
 
 
 def test_pairs_that_do_not_reach_the_bar_are_used_up(stream):
-    verdict = end(stream(-0.5, bar=1e30))
+    verdict = end(stream(-0.5, threshold=1e30))
     assert (verdict["verdict"], verdict["pairs"]) == ("out of pairs", 8)
-    assert verdict["reason"] == "8 pairs have not reached the bar"
-    assert 1 < verdict["evidence"] < verdict["bar"]
+    assert verdict["reason"] == "8 pairs have not reached the threshold"
+    assert 1 < verdict["e_value"] < verdict["threshold"]
 
 
 def test_an_idea_that_is_stopped_says_why_and_a_verdict_is_not_overruled(stream):
@@ -124,7 +124,7 @@ def test_an_idea_that_is_stopped_says_why_and_a_verdict_is_not_overruled(stream)
     some = {run: result for run, result in results_of(plan).items() if run.seed < 2}
     assert not is_settled(plan, some)
     stopped = verdict_of(plan, some, stopped="given up")
-    assert (stopped["verdict"], stopped["reason"], stopped["pairs"]) == ("out of pairs", "given up", 2)
+    assert (stopped["verdict"], stopped["reason"], stopped["pairs"]) == ("stopped", "given up", 2)
     assert verdict_of(plan, results_of(plan), stopped="given up")["verdict"] == "adopted"
     none = verdict_of(plan, {}, stopped="given up")
     assert (none["difference"], none["interval"], none["pairs"], none["runs"]) == (None, None, 0, 0)
@@ -158,7 +158,7 @@ def test_the_same_idea_is_found_and_another_one_is_not(stream, tmp_path):
 def test_each_place_has_seeds_that_nobody_has_seen():
     rule, blocks = StreamRule(most=400), []
     for place in (1, 2, 3):
-        own, fresh = first_seed(place, 0, again=True), idea_at(rule, place, 0, "").fresh
+        own, fresh = first_seed(place, 0, again=True), idea_at(rule, place, 0, "").first_confirming_seed
         blocks += [set(range(own, own + 400)), set(range(fresh, fresh + 8))]
     blocks += [set(range(first, first + 400)) for first in (first_seed(9, n, again=False) for n in range(3))]
     assert len(set().union(*blocks)) == sum(map(len, blocks))

@@ -30,8 +30,8 @@ VERDICT = {
     "difference": -0.031,
     "interval": [-0.04, -0.02],
     "pairs": 6,
-    "evidence": 81.2345,
-    "bar": 40.55,
+    "e_value": 81.2345,
+    "threshold": 40.55,
     "confirmation": {"difference": -0.02, "interval": [-0.03, -0.01], "pairs": 8},
     "parameters": [100_000, 102_000],
     "steps": [60, 70],
@@ -41,7 +41,7 @@ VERDICT = {
     "plan": "0" * 64,
     "hash": "1" * 64,
 }
-REJECTED = VERDICT | {"place": 2, "name": "b", "verdict": "rejected", "reason": "the evidence is below 1", "pairs": 4}
+REJECTED = VERDICT | {"place": 2, "name": "b", "verdict": "rejected", "reason": "the e-value is below 1", "pairs": 4}
 REJECTED |= {"confirmation": None, "because": "", "difference": 0.01, "interval": [-0.01, 0.03], "run_seconds": 30.0}
 REJECTED |= {"parameters": [100_000, 100_500], "steps": [70, 70]}
 
@@ -58,14 +58,14 @@ def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
     assert lines_of(VERDICT) == [
         "<b>relu2: adopted (place 1 of the stream): 8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0.",
         "Because: cheap",
-        "Difference -0.0310 (90% interval -0.0400 to -0.0200) nats/token after 6 pairs.",
-        "Confirmed on 8 fresh pairs: -0.0200 (90% interval -0.0300 to -0.0100) nats/token.",
-        "Evidence 81.2, bar 40.5.",
+        "Difference -0.0310 (95% interval -0.0400 to -0.0200) nats/token after 6 pairs.",
+        "On 8 fresh pairs: -0.0200 (95% interval -0.0300 to -0.0100) nats/token.",
+        "E-value 81.2, threshold 40.5.",
         "Same flops; 102,000 parameters instead of 100,000; 70 steps instead of 60.",
         "28 runs were trained, 90.0 s together.",
     ]
     lines = lines_of(REJECTED)
-    assert not any("Because" in line or "Confirmed" in line for line in lines)
+    assert not any("Because" in line or "fresh" in line for line in lines)
     assert "Same flops." in lines  # half a percent of the parameters is no difference to name
     none = lines_of(REJECTED | {"difference": None, "interval": None, "pairs": 0})
     assert "Difference – nats/token after 0 pairs." in none
@@ -81,7 +81,7 @@ def test_the_table_and_the_sentences_tell_what_was_tried(stream):
     lines = summary_of(stream)
     assert lines[0] == "2 ideas, adopted: 1. <b>relu2; 2.0 minutes of runs."
     assert lines[1].startswith("0003-c has no verdict yet: lightning-llm ablate try ")
-    assert lines[2] == "An idea at place 3 has to reach an evidence of 162 within 24 pairs."
+    assert lines[2] == "An idea at place 3 has to reach an e-value of 162 within 24 pairs."
     assert lines[3].endswith("useless ideas among the adopted ones is at most 5%.")
 
 

@@ -90,7 +90,7 @@ def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, 
     assert verdict["steps"][1] > verdict["steps"][0]  # relu is narrower, and may take more steps
     assert attempt("--vary", GELU) == 3
     said = capsys.readouterr().out
-    assert "gelu: rejected (place 2 of the stream): the evidence is below 1." in said
+    assert "gelu: rejected (place 2 of the stream): the e-value is below 1." in said
     second = Plan.read(Path("s/ideas/0002-gelu"))
     assert yaml.safe_load(second.config(BASELINE).read_text())["model"]["architecture"]["mlp"] == "relu"
     assert second.arms[BASELINE]["steps"] == verdict["steps"][1]
@@ -100,7 +100,7 @@ def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, 
     assert main(["ablate", "status", "s"]) == 0
     status = capsys.readouterr().out
     assert "3 ideas, adopted: 1. relu; " in status
-    assert "An idea at place 4 has to reach an evidence of" in status
+    assert "An idea at place 4 has to reach an e-value of" in status
     assert main(["ablate", "report", "s"]) == 0
     report = json.loads(Path("s/report.json").read_text())
     assert [idea["verdict"] for idea in report["ideas"]] == ["adopted", "rejected", "rejected"]
@@ -168,7 +168,7 @@ def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
     assert attempt("--vary", RELU) == 130
     assert "0002-relu has no verdict yet" in (main(["ablate", "status", "s"]), capsys.readouterr().out)[1]
     assert main(["ablate", "try", "s", "--give-up"]) == 3
-    assert "relu: out of pairs (place 2 of the stream): given up." in capsys.readouterr().out
+    assert "relu: stopped (place 2 of the stream): given up." in capsys.readouterr().out
     assert main(["ablate", "try", "s", "--give-up"]) == 2
     assert "no idea of it was interrupted: give one with --vary" in the_line(capsys)
 
@@ -187,7 +187,7 @@ def test_a_run_that_fails_leaves_the_idea_without_a_verdict(folder, trainer, cap
 def test_a_budget_is_that_of_the_whole_stream(folder, trainer, capsys):
     trainer.seconds = 60.0
     assert attempt("--vary", GELU, "--budget", "2m") == 3
-    assert "out of pairs (place 1 of the stream): the budget of 2m is used up." in capsys.readouterr().out
+    assert "stopped (place 1 of the stream): the budget of 2m is used up." in capsys.readouterr().out
     assert len(trainer.trained) == 2
     assert attempt("--vary", RELU, "--budget", "2m") == 2
     assert "--budget 2m is used up: the runs of s took 2.0 minutes; give more" in the_line(capsys)
@@ -276,7 +276,7 @@ def test_kills_at_random_times_neither_repeat_a_run_nor_lose_one(folder):
     first, second = (Stream.read(Path(name)).verdicts for name in ("whole", "killed"))
     assert len(first) == len(second) == 2
     for whole, killed in zip(first, second, strict=True):
-        for field in ("verdict", "pairs", "difference", "evidence", "bar", "confirmation"):
+        for field in ("verdict", "pairs", "difference", "e_value", "threshold", "confirmation"):
             assert whole[field] == killed[field], field
 
 
