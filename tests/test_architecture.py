@@ -59,7 +59,7 @@ LINE_CAP = 400
 CODE_LINES = 24_166  # with reused runs, the dial (`size`), ladders, and streams
 FILES = 243
 ALL_LINES = 38_420
-BENCHMARK_LINES = 6_649  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
+BENCHMARK_LINES = 6_655  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 

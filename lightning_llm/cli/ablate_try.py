@@ -30,7 +30,6 @@ from lightning_llm.ablate.stream import (
     experiment_of_idea,
     first_seed,
     idea_at,
-    is_settled,
     run_seconds,
     settings,
     store_verdict,
@@ -92,6 +91,9 @@ def attempt(options: argparse.Namespace) -> int:
         if first is not None and not (out / STREAM).exists():
             begin(out, *first)
         stream = Stream.read(out)
+        if stream.run_seconds >= budget_s and not options.give_up:
+            used = shown_duration(stream.run_seconds)
+            raise ValueError(f"--budget {options.budget} is used up: the runs of {out} took {used}; give more")
         try:
             plan = _plan(stream, options)
         except BaseException:
@@ -128,20 +130,14 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
 
 def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, budget_s: float) -> int:
     """Train pairs until the idea has a verdict, and print it."""
-    left_s, stopped = budget_s - stream.run_seconds, ""
-    if options.give_up:
-        stopped = "given up"
-    elif left_s <= 0:
-        used = shown_duration(stream.run_seconds)
-        raise ValueError(f"--budget {options.budget} is used up: the runs of {stream.out} took {used}; give more")
-    else:
+    stopped = "given up" if options.give_up else f"the budget of {options.budget} is used up"
+    if not options.give_up:
         try:
-            _train(plan, options.workers, left_s)
+            _train(plan, options.workers, budget_s - stream.run_seconds)
         except ValueError as error:
             advice = f"{PROG} {stream.out} tries again, and with --give-up ends the idea"
             reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
             return FAILED
-        stopped = "" if is_settled(plan, results_of(plan)) else f"the budget of {options.budget} is used up"
     verdict = verdict_of(plan, results_of(plan), stopped=stopped)
     store_verdict(stream, plan, verdict)
     if options.json:
@@ -224,5 +220,5 @@ def _refuse_other_stream(stream: Stream, options: argparse.Namespace) -> None:
         ("--most", options.most, stream.content["most"]),
     ]
     for option, value, begun in given:
-        if value and value != begun:
+        if value not in (None, []) and value != begun:
             raise ValueError(f"{option} is not what {stream.out} began with: leave it out, or begin another stream")

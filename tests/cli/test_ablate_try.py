@@ -191,6 +191,7 @@ def test_a_budget_is_that_of_the_whole_stream(folder, trainer, capsys):
     assert len(trainer.trained) == 2
     assert attempt("--vary", RELU, "--budget", "2m") == 2
     assert "--budget 2m is used up: the runs of s took 2.0 minutes; give more" in the_line(capsys)
+    assert [path.name for path in Path("s/ideas").iterdir()] == ["0001-gelu"]
     assert attempt("--vary", RELU, "--budget", "5h") == 0
 
 
@@ -223,6 +224,7 @@ def test_a_stream_stays_what_it_began_as(folder, trainer, capsys, monkeypatch):
     capsys.readouterr()
     for words, says in (
         (["--alpha", "0.1"], "--alpha is not what s began with"),
+        (["--alpha", "0.0"], "--alpha is not what s began with"),
         (["--most", "9"], "--most is not what s began with"),
         (["--trainer.max_steps", "7"], "--trainer.max_steps is not what s began with"),
     ):
