@@ -19,7 +19,7 @@ from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import cores, threads_for
-from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
+from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, STEPS, Matched, facts_of
 from lightning_llm.ablate.options import flat_options, words_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
@@ -39,6 +39,7 @@ FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prom
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
+OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
 TIMED = 10  # steps of the baseline, for the time of its runs
 REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
 
@@ -346,9 +347,13 @@ def refuse_incomparable(base: Arm, arm: Arm, metric: str) -> None:
     """Refuse a variant whose runs would be no pairs with those of the baseline.
 
     Raises:
-        ValueError: It changes data, validation or the number of steps.
+        ValueError: It changes data, validation, the number of steps, or the scale of the initial values.
     """
     ours, theirs = base.options, arm.options
+    for option in OF_INITIAL_VALUES:
+        if getattr(base.architecture, option) != getattr(arm.architecture, option):
+            advice = "a pair starts from the same values: give it to the baseline, or leave it out"
+            raise ValueError(f"{arm.name} changes {ARCHITECTURE}{option}: {advice}")
     data = [name for name in ours["data"] if ours["data"][name] != theirs["data"].get(name) and name not in FREE_DATA]
     trainer = [name for name in PAIRED if ours["trainer"].get(name) != theirs["trainer"].get(name)]
     has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)

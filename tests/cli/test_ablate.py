@@ -44,7 +44,7 @@ CONFIG = {
     "trainer": {"accelerator": "cpu", "max_steps": 6, "val_check_interval": 3, "limit_val_batches": 2},
     "keep_freed_memory": False,
 }
-MLP = "model.architecture.mlp"
+MLP, INITIAL = "model.architecture.mlp", "model.architecture.initializer_range"
 RELU = {MLP: "relu"}
 OWN_MLP = """
 from torch import nn
@@ -101,6 +101,7 @@ def the_line(capsys):
         ({"variants": {"a": {"data.context_length": 8}}}, "a changes data.context_length: a pair needs the same"),
         ({"variants": {"a": {"trainer.limit_val_batches": 1}}}, "a changes trainer.limit_val_batches"),
         ({"variants": {"a": {"trainer.max_steps": 9}}}, "a changes trainer.max_steps: match says how many"),
+        ({"variants": {"a": {INITIAL: 0.01}}}, f"a changes {INITIAL}: a pair starts from the same values"),
         ({"variants": {"a": RELU}, "options": {"trainer.limit_val_batches": 0}}, "there is no loss to compare"),
         ({"variants": {"a": RELU}, "options": {"trainer.fast_dev_run": True}}, "trainer.fast_dev_run"),
         ({"variants": {"a": RELU}, "baseline": "none.yaml"}, "config 'none.yaml' is no file"),
