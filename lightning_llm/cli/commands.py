@@ -97,7 +97,7 @@ def with_page(command: str, line: str) -> str:
     """
     line = " ".join(line.split())
     line = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …"
-    if re.search(r" \(docs/[\w-]+\.md\)$", line):  # of the command that found it
+    if re.search(r" \(docs/[\w/-]+\.md\)$", line):  # of the command that found it
         return line
     matches = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
     # the name of a class, which is capitalized, says more than the option that it was given to

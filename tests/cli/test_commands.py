@@ -75,3 +75,9 @@ def test_no_page_is_left_out_above():
 )
 def test_the_word_that_stands_first_leads(command, line, page):
     assert with_page(command, line) == f"{line} ({page})"
+
+
+@pytest.mark.parametrize("page", ["docs/memory.md", "docs/reference/model.md"])
+def test_a_line_that_names_a_page_keeps_it(page):
+    line = f"relu2: mlp_bias is not supported ({page})"
+    assert with_page("ablate", line) == line
