@@ -4,7 +4,9 @@
 while IFS="$(printf '\t')" read -r because idea; do
   lightning-llm ablate try "$1" --baseline configs/shakespeare-char.yaml --data.corpus stdlib --size 100k \
     --trainer.max_steps 250 --trainer.limit_val_batches 40 --vary "$idea" --because "$because"
-  status=$?
-  [ "$status" = 1 ] || [ "$status" -gt 3 ] && exit "$status" # a run failed, or Ctrl-C: the idea has no verdict yet
+  case $? in
+    0 | 2 | 3) ;; # decided, now or before
+    *) exit ;; # a run failed, or Ctrl-C: the idea has no verdict yet
+  esac
 done < "$2"
 lightning-llm ablate report "$1"

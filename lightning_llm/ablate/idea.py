@@ -17,7 +17,10 @@ from lightning_llm.io.schema import POSITIVE, Schema, check, record, whole
 from lightning_llm.statistics.stream import CONFIRMATION, LEAST, Decision, StreamRule
 
 MOST_PAIRS = 400  # of an idea: those that confirm it have the seeds above
-_BECAUSE = check("at most 500 characters on one line", lambda value: isinstance(value, str) and len(value) <= 500)
+_BECAUSE = check(
+    "at most 500 printable characters on one line",
+    lambda value: isinstance(value, str) and len(value) <= 500 and (value.isprintable() or not value),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +79,6 @@ def standing(experiment: Experiment, idea: Idea, losses: Losses) -> Standing:
         experiment: Its own, with one variant.
         idea: What its plan says of it.
         losses: Of the runs that have ended.
-
-    Raises:
-        ValueError: The baseline diverged, so that there is nothing to compare with.
     """
     differences = _differences(experiment, losses, experiment.seeds(idea.most))
     confirming = _differences(experiment, losses, confirming_seeds(idea))
@@ -114,7 +114,7 @@ def idea_in_words(idea: Idea, state: State) -> str:
 
 
 def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -> list[float]:
-    """Of the pairs that have ended, up to the first that has not."""
+    """Of the pairs that have ended, up to the first that has not; those whose baseline diverged are left out."""
     (name,) = experiment.variants
     differences: list[float] = []
     for seed in seeds:
@@ -122,9 +122,8 @@ def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -
         if base not in losses or variant not in losses:
             break
         ours, theirs = losses[base], losses[variant]
-        if ours is None:
-            raise ValueError(f"{base} diverged: a stream needs a baseline that trains")
-        differences.append(math.inf if theirs is None else theirs - ours)
+        if ours is not None:
+            differences.append(math.inf if theirs is None else theirs - ours)
     return differences
 
 

@@ -59,7 +59,7 @@ def varied(words: Sequence[str]) -> dict[str, Options]:
     short = [_short(value) for _, value in options]
     variants: dict[str, Options] = {}
     for (option, value), word in zip(options, short, strict=True):
-        is_enough = short.count(word) == 1 and word[0].isalpha() and yaml.safe_load(word) == word
+        is_enough = short.count(word) == 1 and word[0].isalpha() and _is_read_as_text(word)
         name = folder_name(word if is_enough else f"{option.rpartition('.')[2]}={word}")
         if name in (*variants, BASELINE, AGAIN, NULL):
             name = folder_name(f"{option.rpartition('.')[2]}={value}")
@@ -67,6 +67,13 @@ def varied(words: Sequence[str]) -> dict[str, Options]:
             raise ValueError(f"--vary {option}={value}: the variant {name} is given twice")
         variants[name] = {option: value}
     return variants
+
+
+def _is_read_as_text(word: str) -> bool:
+    try:
+        return bool(yaml.safe_load(word) == word)
+    except yaml.YAMLError:
+        return False
 
 
 def folder_name(text: str) -> str:

@@ -228,6 +228,9 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
         content: The plan, without its hash and those of the configs.
         configs: The options of each arm.
         code: As of :func:`code_of`.
+
+    Raises:
+        ValueError: The code is no longer that of the content.
     """
     remove_path(out / CODE)
     with atomic_path(out / CODE) as temporary:
@@ -235,6 +238,8 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, temporary / name)
         write_text(temporary / MAIN, _MAIN)
+        if code_hash(code_in(temporary)) != content["code"]:
+            raise ValueError(f"{out}: the code was edited while it was copied: give the same command again")
     (out / CONFIGS).mkdir(exist_ok=True)
     arms = {name: dict(arm) for name, arm in content["sides"].items()}
     for name, options in configs.items():

@@ -10,6 +10,7 @@ adopted: then seeds are fresh, since the old baseline was lucky on the old ones.
 import dataclasses
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import yaml
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
 from lightning_llm.ablate.idea import MOST_PAIRS, Idea, Standing, standing
-from lightning_llm.ablate.plan import PLAN, Plan, file_hash, read_hashed, write_hashed
+from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, write_hashed
 from lightning_llm.ablate.results import Result, losses_of
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.words import bounds
@@ -39,14 +40,14 @@ from lightning_llm.io.schema import (
     validate,
     whole,
 )
-from lightning_llm.io.untrusted import file_in
+from lightning_llm.io.untrusted import file_in, shown
 from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
 
 STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
 ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
-MOST_IDEAS, LONGEST_NAME = 10_000, 60
+MOST_IDEAS = 9_999
 BLOCK = 1000  # seeds between one baseline's and the next one's
-OWN = 1_000_000  # from here on, each place has a block of its own
+OWN = 100_000_000  # from here on, each place has a block of its own
 _CONFIRMING = MOST_PAIRS  # in the block of a place, the seeds of the pairs that confirm follow those of its own pairs
 
 _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
@@ -54,7 +55,11 @@ _SETTINGS: dict[str, Schema] = {"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS
 _ASKED = record({"baseline": by_name(SHA256), "options": list_of(TEXT)})
 _FILE = record({"asked": _ASKED, **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
 _PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)
-_MEAN: dict[str, Schema] = {"difference": maybe(NUMBER), "interval": maybe(_PAIR), "pairs": whole()}
+_INTERVAL = check(
+    "two numbers",
+    lambda value: isinstance(value, list) and len(value) == 2 and all(type(end) in (int, float) for end in value),
+)
+_MEAN: dict[str, Schema] = {"difference": maybe(NUMBER), "interval": maybe(_INTERVAL), "pairs": whole()}
 _OF_IDEA: dict[str, Schema] = {
     "place": whole(1),
     "name": TEXT,
@@ -109,7 +114,7 @@ class Stream:
         unfinished: Path | None = None
         for folder in sorted((out / IDEAS).glob(f"*/{PLAN}")):
             if (folder.parent / VERDICT).exists():
-                verdicts.append(read_hashed(folder.parent / VERDICT, _VERDICT, "stream"))
+                verdicts.append(_read_verdict(folder.parent))
             else:
                 unfinished = folder.parent
         if [verdict["place"] for verdict in verdicts] != list(range(1, len(verdicts) + 1)):
@@ -152,21 +157,27 @@ class Stream:
             raise ValueError(f"{self.out / FIRST} was changed after the start: restore it, or begin another stream")
         return self.out / FIRST
 
-    def refuse_changed(self, environment: Mapping[str, str]) -> None:
-        """Refuse another environment than that of the runs before.
+    def refuse_changed(self, environment: Mapping[str, str], code: Mapping[str, Path]) -> None:
+        """Refuse another environment than that of the runs before, and other code of adopted ideas.
 
         Args:
             environment: Precision, device, versions, package, and text.
+            code: Files of the user's own classes that the baseline has, by name.
 
         Raises:
             ValueError: Something differs.
         """
         before = self.content["environment"]
+        adopted = {option for idea in self.adopted for option in idea["options"]}
         for name in sorted(environment.keys() | before.keys()):
-            if environment.get(name) != before.get(name):
+            if environment.get(name) != before.get(name) and f"trainer.{name}" not in adopted:
                 changed = f"{name} ({before.get(name)}, now {environment.get(name)})"
                 problem = f"{self.out} began with another {changed}, so its runs are no pairs with new ones"
                 raise ValueError(f"{problem}: restore it, or begin another stream")
+        snapshot = self.folder(self.adopted[-1]) / CODE if self.adopted else None
+        for name, path in code.items():
+            if snapshot and (snapshot / name).is_file() and file_hash(snapshot / name) != file_hash(path):
+                raise ValueError(f"{path} has changed since it was adopted: restore it from {snapshot / name}")
 
     def same_as(self, asked: Mapping[str, str]) -> Mapping[str, Any] | None:
         """The verdict of an idea that is the same as another; ``None``: there is none.
@@ -202,6 +213,23 @@ def begin(out: Path, content: Mapping[str, Any], baseline: Mapping[str, Any]) ->
     write_hashed(out / STREAM, {**content, "first": file_hash(out / FIRST)})
 
 
+def _read_verdict(folder: Path) -> dict[str, Any]:
+    verdict = read_hashed(folder / VERDICT, _VERDICT, "stream")
+    if folder.name != folder_of(verdict["place"], verdict["name"]):
+        raise ValueError(f"{folder / VERDICT} is that of {shown(verdict['name'])}: restore it")
+    if verdict["verdict"] == ADOPTED and (verdict["confirmation"] or {}).get("difference") is None:
+        raise ValueError(f"{folder / VERDICT}: confirmation is missing")
+    return verdict
+
+
+def set_aside(out: Path, idea: Path) -> Path:
+    """Move an idea without a verdict, whose plan cannot be read, out of the way; where it is."""
+    place = out / "damaged" / f"{idea.name}-{time.time_ns()}"
+    place.parent.mkdir(exist_ok=True)
+    idea.rename(place)
+    return place
+
+
 def folder_of(place: int, name: str) -> str:
     """The name of the folder of an idea."""
     return f"{place:04}-{name}"
@@ -233,7 +261,7 @@ def experiment_of_idea(
     content = {"baseline": list(files), "variants": {name: dict(options)}, "match": match, "delta": DELTA}
     content |= {"looks": [most], "seeds": {"first": first}}
     content["out"] = str(out / IDEAS / folder_of(place, name))
-    return experiment_of(content, "ablate try", f"{out.name} {place}")
+    return experiment_of(content, "ablate try", f"{out.resolve().name} {place}")
 
 
 def first_seed(place: int, adopted: int, *, again: bool) -> int:
@@ -341,7 +369,7 @@ def _mean(differences: Sequence[float]) -> dict[str, Any]:
     values = [value for value in differences if math.isfinite(value)]
     interval = interval_of(values)
     return {
-        "difference": statistics.fmean(values) if values else None,
+        "difference": None if interval is None else statistics.fmean(values),  # not that of one seed
         "interval": None if interval is None else list(interval),
         "pairs": len(differences),
     }
@@ -357,11 +385,15 @@ def _trained(plan: Plan, results: Mapping[Run, Result]) -> list[Result]:
 
 
 def store_verdict(stream: Stream, plan: Plan, verdict: Mapping[str, Any]) -> None:
-    """Write a verdict, and for people the config of the baseline as it is from now on."""
+    """Write a verdict, and the config of the baseline as it is from now on."""
     write_hashed(plan.out / VERDICT, verdict)
-    now = Stream.read(stream.out)
+    write_current(Stream.read(stream.out))
+
+
+def write_current(now: Stream) -> None:
+    """Write the config of the baseline as it is now, for people."""
     lines = ["# The baseline of this stream. Adopted, each with the difference of its confirming pairs:"]
     for idea in now.adopted:
         lines.append(f"#   {idea['place']}. {idea['name']} ({idea['confirmation']['difference']:+.4f})")
     lines = lines if now.adopted else ["# The baseline of this stream. No idea was adopted yet."]
-    write_text(stream.out / CURRENT, "\n".join([*lines, now.baseline().read_text(encoding="utf-8")]))
+    write_text(now.out / CURRENT, "\n".join([*lines, now.baseline().read_text(encoding="utf-8")]))

@@ -89,7 +89,7 @@ def summary_of(stream: Stream) -> list[str]:
 
 
 def stream_report(stream: Stream) -> dict[str, Any]:
-    """What ``report.json`` holds."""
+    """The ideas of a stream and its settings, as ``report.json`` holds them."""
     return {
         "out": str(stream.out),
         **{field: stream.content[field] for field in ("alpha", "most", "environment")},

@@ -36,7 +36,7 @@ from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
-from lightning_llm.ablate.stream import STREAM, Stream
+from lightning_llm.ablate.stream import STREAM, Stream, write_current
 from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
 from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.ablate.worker import Stopped, work
@@ -246,6 +246,7 @@ def _status(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     if (options.folder / STREAM).exists():
+        write_current(Stream.read(options.folder))
         page = write_stream_report(Stream.read(options.folder))
         _show_stream(Stream.read(options.folder))
         print(f"Written: {page}")

@@ -7,7 +7,9 @@ import argparse
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +17,17 @@ from lightning_llm.ablate import local
 from lightning_llm.ablate.arm import BASELINE, Arm
 from lightning_llm.ablate.idea import IDEA, MOST_PAIRS
 from lightning_llm.ablate.matching import Flops, matches_in_words
-from lightning_llm.ablate.options import flat_options, varied
-from lightning_llm.ablate.plan import Plan, file_hash
-from lightning_llm.ablate.results import Result, results_of
+from lightning_llm.ablate.options import flat_options, folder_name, varied
+from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
+from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.reuse import take_needed
+from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.stream import (
     ADOPTED,
+    CURRENT,
+    FIRST,
     IDEAS,
-    LONGEST_NAME,
+    MOST_IDEAS,
     STREAM,
     Stream,
     asked_of,
@@ -30,20 +35,23 @@ from lightning_llm.ablate.stream import (
     experiment_of_idea,
     first_seed,
     idea_at,
+    is_settled,
     run_seconds,
+    set_aside,
     settings,
     store_verdict,
     verdict_of,
+    write_current,
 )
 from lightning_llm.ablate.stream_report import lines_of, write_stream_report
 from lightning_llm.cli import ablate_run
-from lightning_llm.cli.errors import FAILED, reports
-from lightning_llm.io.atomic import remove_path
+from lightning_llm.cli.errors import FAILED, reason_of, reports
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
 from lightning_llm.io.schema import validate
 from lightning_llm.io.units import duration, shown_duration
-from lightning_llm.runs.lock import RunLock, is_locked
+from lightning_llm.io.untrusted import shown
+from lightning_llm.runs.lock import LOCK, RunLock, is_locked
 from lightning_llm.statistics.stream import LEAST, StreamRule
 
 if TYPE_CHECKING:
@@ -54,7 +62,7 @@ PROG = "lightning-llm ablate try"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``try``."""
+    """Add what describes an idea and its stream."""
     add, default = parser.add_argument, StreamRule()
     add("stream", type=Path, metavar="STREAM", help="folder of the stream; the first idea makes it")
     add("--baseline", nargs="+", metavar="CONFIG", help="configs of the first baseline; options of fit may follow")
@@ -64,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     about = f"what is the same on both sides: {matches_in_words()} (default: {Flops.name})"
     add("--match", default=Flops.name, metavar="RULE", help=about)
     add("--again", action="store_true", help="try an idea again that has a verdict, on fresh seeds")
-    add("--give-up", action="store_true", help="end an idea that was interrupted, without adopting it")
+    add("--give-up", action="store_true", help="end an idea that was interrupted, without a decision")
     about = "expected share of useless ideas among the adopted ones, for a new stream"
     add("--alpha", type=float, metavar="SHARE", help=f"{about} (default: {default.alpha:g})")
     about = f"maximum number of pairs of an idea, {LEAST} to {MOST_PAIRS}, for a new stream"
@@ -81,39 +89,49 @@ def attempt(options: argparse.Namespace) -> int:
         OSError: A config cannot be read.
     """
     budget_s = math.inf if options.budget is None else duration(options.budget, "--budget")
+    _refuse_unreadable(options)
     out: Path = options.stream
-    first = None if (out / STREAM).exists() else _first(options)
+    first = _first(options) if _is_new(out) else None
     out.mkdir(parents=True, exist_ok=True)
     if is_locked(out):
         ablate_run.say([f"waiting for another call on {out}"])
     lock = RunLock(out, wait_s=math.inf).acquire()
     try:
-        if first is not None and not (out / STREAM).exists():
+        if first is not None and _is_new(out):  # another call may have begun it
             begin(out, *first)
         stream = Stream.read(out)
-        if stream.run_seconds >= budget_s and not options.give_up:
+        if options.give_up:
+            return _give_up(stream, options)
+        if (known := _last(stream, options)) is not None:
+            return _say(stream, known, options)
+        if stream.run_seconds >= budget_s:
             used = shown_duration(stream.run_seconds)
             raise ValueError(f"--budget {options.budget} is used up: the runs of {out} took {used}; give more")
-        try:
-            plan = _plan(stream, options)
-        except BaseException:
-            if first is not None and not (out / IDEAS).exists():  # a mistake leaves no folder behind
-                remove_path(out)
-            raise
-        return _carry_out(stream, plan, options, budget_s)
+        return _carry_out(stream, _plan(stream, options), options, budget_s - stream.run_seconds)
     finally:
         lock.release()
+
+
+def _last(stream: Stream, options: argparse.Namespace) -> Mapping[str, Any] | None:
+    """The verdict of the last idea, if this command has given it: it may have been killed before it said so."""
+    if not stream.verdicts or stream.unfinished is not None or options.again or not options.vary:
+        return None
+    last = stream.verdicts[-1]
+    is_same = last["options"] == _changes(options) and last["match"] == _match(options)
+    return last if is_same and last["because"] == options.because else None
 
 
 def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     """The plan of the idea: that of one without a verdict, or a new one."""
     unfinished = stream.unfinished
-    if options.give_up or not options.vary:
+    if not options.vary:
         if unfinished is None:
-            problem = "no idea of it was interrupted" if options.give_up or stream.verdicts else "it has no idea"
-            raise ValueError(f"{stream.out}: {problem}: give one with --vary OPTION=VALUE")
+            raise ValueError(f"{stream.out}: no idea of it was interrupted: give one with --vary OPTION=VALUE")
+        _refuse_changed(stream)
         return Plan.read(unfinished)
     _refuse_other_stream(stream, options)
+    if stream.place > MOST_IDEAS:
+        raise ValueError(f"{stream.out} has {MOST_IDEAS} ideas: begin another stream")
     setup = _setup(stream, options)
     asked = asked_of(setup.asked)
     if unfinished is not None:
@@ -128,34 +146,64 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     return setup.plan(stream.content["workers"])
 
 
-def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, budget_s: float) -> int:
+def _give_up(stream: Stream, options: argparse.Namespace) -> int:
+    """End the idea that was interrupted, whatever is wrong with it."""
+    if (unfinished := stream.unfinished) is None:
+        raise ValueError(f"{stream.out}: no idea of it was interrupted: give one with --vary OPTION=VALUE")
+    try:
+        plan = Plan.read(unfinished)
+    except ValueError as error:
+        place = set_aside(stream.out, unfinished)
+        raise ValueError(f"{error}; the idea was taken out of the stream, to {place}") from None
+    results: Mapping[Run, Result] = {}
+    with suppress(ValueError):  # runs that are no pairs
+        results = results_of(plan)
+    if is_settled(plan, results):
+        raise ValueError(f"the runs of {unfinished.name} have ended: {PROG} {stream.out} says its verdict")
+    return _end(stream, plan, verdict_of(plan, results, stopped="given up"), options)
+
+
+def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: float) -> int:
     """Train pairs until the idea has a verdict, and print it."""
-    stopped = "given up" if options.give_up else f"the budget of {options.budget} is used up"
-    if not options.give_up:
-        try:
-            _train(plan, options.workers, budget_s - stream.run_seconds)
-        except ValueError as error:
-            advice = f"{PROG} {stream.out} tries again, and with --give-up ends the idea"
-            reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
-            return FAILED
-    verdict = verdict_of(plan, results_of(plan), stopped=stopped)
+    try:
+        _train(plan, options.workers, left_s)
+        results = results_of(plan)
+    except ValueError as error:
+        advice = f"{PROG} {stream.out} tries again, and with --give-up ends the idea"
+        reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
+        return FAILED
+    is_out_of_runs = not plan.state(losses_of(results)).needed
+    stopped = "the baseline diverged too often" if is_out_of_runs else f"the budget of {options.budget} is used up"
+    return _end(stream, plan, verdict_of(plan, results, stopped=stopped), options)
+
+
+def _end(stream: Stream, plan: Plan, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:
     store_verdict(stream, plan, verdict)
+    return _say(Stream.read(stream.out), verdict, options)
+
+
+def _say(stream: Stream, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:
+    """Print a verdict, and write the report; the exit status."""
     if options.json:
-        print(json.dumps(verdict), flush=True)
+        print(json.dumps({key: value for key, value in verdict.items() if key != "hash"}), flush=True)
     else:
         for line in lines_of(verdict):
             Console().print(line, soft_wrap=True, highlight=False)
-    write_stream_report(Stream.read(stream.out))
+    try:
+        write_current(stream)
+        write_stream_report(stream)
+    except OSError as error:  # the verdict is stored
+        ablate_run.say([f"{stream.out / REPORT} was not written: {reason_of(error)}"])
     return 0 if verdict["verdict"] == ADOPTED else NOT_ADOPTED
 
 
 def _train(plan: Plan, workers: int | None, left_s: float) -> None:
     take_needed(plan)
-    if not plan.state({run: result.loss for run, result in results_of(plan).items()}).needed:
+    if not plan.state(losses_of(results_of(plan))).needed:
         return
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
 
-    def is_over(results: Mapping[Any, Result]) -> bool:
+    def is_over(results: Mapping[Run, Result]) -> bool:
         return run_seconds(plan, results) >= left_s
 
     local.run_workers(plan, local.slots(plan, gpus, workers), until=is_over)
@@ -164,35 +212,91 @@ def _train(plan: Plan, workers: int | None, left_s: float) -> None:
 # ---- what is compared
 
 
+def _is_new(out: Path) -> bool:
+    """Whether a folder is to become a stream: it has no idea yet.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS} if STREAM not in names else set():
+        raise ValueError(f"{out} holds {sorted(other)[0]} and no {STREAM}: give a new folder, or that of a stream")
+    return not any((out / IDEAS).glob(f"*/{PLAN}"))
+
+
 def _first(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """What a new stream begins with: the content of ``stream.json``, and the options of the baseline."""
+    """What a new stream begins with: the content of ``stream.json``, and the options of the baseline.
+
+    Its first idea is read and compared here too, so that a mistake leaves no folder.
+    """
     if options.give_up or not options.vary or not options.baseline:
         known = "give --baseline CONFIG and --vary OPTION=VALUE to begin it"
-        raise ValueError(f"{options.stream} holds no {STREAM}: {known}")
-    chosen = settings(options.alpha, options.most, options.workers)
-    content = {"asked": _asked(options), **chosen}
+        raise ValueError(f"{options.stream} holds no idea yet: {known}")
+    content = {"asked": _asked(options), **settings(options.alpha, options.most, options.workers)}
     from lightning_llm.cli.ablate_arm import read_arm
     from lightning_llm.cli.parsing import check_configs
 
     ablate_run.say(check_configs(["check", *(f"--config={file}" for file in options.baseline)]))
     base = read_arm(BASELINE, options.baseline, options.of_fit)
-    return {**content, "environment": environment(base)}, base.options
+    content["environment"] = environment(base)
+    with tempfile.TemporaryDirectory() as folder:
+        begin(Path(folder), content, base.options)
+        _setup(Stream.read(Path(folder)), options)
+    return content, base.options
 
 
 def _setup(stream: Stream, options: argparse.Namespace) -> "Setup":
     """The next idea of a stream, read and compared with its baseline as it is now."""
-    changes = flat_options({key: value for each in varied(options.vary).values() for key, value in each.items()})
-    name = "+".join(varied(options.vary))[:LONGEST_NAME]
+    name = folder_name("+".join(varied(options.vary)))
     place, adopted = stream.place, len(stream.adopted)
     idea = idea_at(stream.rule, place, adopted, options.because)
     validate(dataclasses.asdict(idea), IDEA, PROG)
     first, files = first_seed(place, adopted, again=options.again), [str(stream.baseline())]
     experiment = experiment_of_idea(
-        stream.out, place, files, name, changes, options.match, first=first, most=stream.rule.most
+        stream.out, place, files, name, _changes(options), options.match, first=first, most=stream.rule.most
     )
     setup = ablate_run.set_up(experiment, [], more={"idea": dataclasses.asdict(idea)})
-    stream.refuse_changed(environment(setup.arms[BASELINE]))
+    _refuse_changed(stream, setup.arms[BASELINE])
     return setup
+
+
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
+    """What the idea changes, by option.
+
+    Raises:
+        ValueError: An option is given twice.
+    """
+    changes: dict[str, Any] = {}
+    for each in varied(options.vary).values():
+        for option, value in flat_options(each).items():
+            if option in changes:
+                raise ValueError(f"--vary {option} is given twice: an idea has one value of it")
+            changes[option] = value
+    return changes
+
+
+def _match(options: argparse.Namespace) -> str:
+    """As a verdict has it: the rule, and the option that it solves for."""
+    rule, _, solved = str(options.match).partition("=")
+    return rule + solved
+
+
+def _refuse_changed(stream: Stream, base: Arm | None = None) -> None:
+    """Refuse what makes new runs no pairs with those before."""
+    from lightning_llm.ablate.plan import PACKAGE, code_of
+    from lightning_llm.cli.ablate_arm import read_arm
+
+    base = base or read_arm(BASELINE, [str(stream.baseline())], [])
+    files = code_of({BASELINE: base.options})
+    own = {name: path for name, path in files.items() if not name.startswith(f"{PACKAGE.name}/")}
+    stream.refuse_changed(environment(base), own)
+
+
+def _refuse_unreadable(options: argparse.Namespace) -> None:
+    """Refuse words that no JSON file can hold."""
+    for word in [*options.vary, *options.of_fit, *(options.baseline or ()), options.because, str(options.stream)]:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise ValueError(f"{shown(word)} is no UTF-8")
 
 
 def environment(base: Arm) -> dict[str, str]:
@@ -205,9 +309,12 @@ def environment(base: Arm) -> dict[str, str]:
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """What a stream begins with: the configs of the baseline with their hashes, and options of ``fit``."""
+    """What a stream begins with: configs of the baseline with their hashes, and options of ``fit``, a word each."""
     files = {file: file_hash(Path(config_path(file))) for file in options.baseline or ()}
-    return {"baseline": files, "options": list(options.of_fit)}
+    words: list[str] = []
+    for word in options.of_fit:
+        words += [word] if word.startswith("--") else [f"{words.pop()}={word}"]
+    return {"baseline": files, "options": sorted(words)}
 
 
 def _refuse_other_stream(stream: Stream, options: argparse.Namespace) -> None:
@@ -215,7 +322,7 @@ def _refuse_other_stream(stream: Stream, options: argparse.Namespace) -> None:
     now, before = _asked(options), stream.content["asked"]
     given = [
         ("--baseline", [*now["baseline"].values()], [*before["baseline"].values()]),
-        (next(iter(now["options"]), ""), now["options"], before["options"]),
+        (next(iter(now["options"]), "").partition("=")[0], now["options"], before["options"]),
         ("--alpha", options.alpha, stream.content["alpha"]),
         ("--most", options.most, stream.content["most"]),
     ]

@@ -65,10 +65,14 @@ def test_an_idea_that_is_rejected_needs_nothing(differences, verdict):
     assert needed(known) == []
 
 
-def test_a_baseline_that_diverges_ends_everything():
-    known = losses([-1.0]) | {Run(BASELINE, 11): None, Run("a", 11): 2.0}
-    with pytest.raises(ValueError, match="baseline,seed=11 diverged: a stream needs a baseline that trains"):
-        needed(known)
+def test_a_pair_whose_baseline_diverged_is_left_out():
+    known = losses([-1.0]) | {Run(BASELINE, 11): None, Run("a", 11): 2.0} | losses([-1.2], first=12)
+    stand = standing(EXPERIMENT, IDEA, known)
+    assert stand.differences == pytest.approx([-1.0, -1.2])
+    assert needed(known)[0] == Run(BASELINE, 13)
+    lost = {Run(name, seed): None for name in (BASELINE, "a") for seed in range(10, 16)}
+    assert needed(lost) == []  # and there is no verdict
+    assert standing(EXPERIMENT, IDEA, lost).decision == ("pair", 0)
 
 
 def test_progress_says_how_many_pairs_may_come():

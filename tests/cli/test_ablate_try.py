@@ -15,10 +15,11 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import reuse
 from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.options import folder_name, varied
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
-from lightning_llm.ablate.stream import STREAM, Stream
-from tests.cli.test_ablate import CONFIG, the_line
+from lightning_llm.ablate.stream import STREAM, Stream, folder_of
+from tests.cli.test_ablate import CONFIG, OWN_MLP, the_line
 
 MLP, EPS = "model.architecture.mlp", "model.architecture.rms_norm_eps"
 RELU, GELU = f"{MLP}=relu", f"{MLP}=gelu"
@@ -116,7 +117,7 @@ def test_runs_of_the_baseline_are_shared_until_an_idea_is_adopted(folder, traine
     trainer.trained.clear()
     assert attempt("--vary", RELU) == 0
     assert "baseline,seed=0" not in trainer.trained
-    assert "baseline,seed=1003400" in trainer.trained
+    assert "baseline,seed=100003400" in trainer.trained
     assert attempt("--vary", f"{EPS}=1e-4") == 3
     assert "baseline,seed=1000" in trainer.trained
     last = Stream.read(Path("s")).verdicts[-1]
@@ -141,15 +142,21 @@ def test_no_output_and_no_file_of_the_stream_shows_the_loss_of_a_seed(folder, tr
 
 def test_the_same_idea_is_refused_unless_it_is_wanted_again(folder, trainer, capsys):
     assert attempt("--vary", GELU) == 3
+    first = capsys.readouterr().out
+    trained = len(trainer.trained)
+    assert attempt("--vary", GELU) == 3  # the same command says it again: it may have been killed before
+    assert capsys.readouterr().out == first
+    assert len(trainer.trained) == trained
+    assert attempt("--vary", f"{MLP}=geglu") == 3
     capsys.readouterr()
     assert attempt("--vary", GELU) == 2
     assert "this idea was tried before (place 1, rejected): --again tries it on fresh seeds" in the_line(capsys)
     trainer.trained.clear()
     assert attempt("--vary", GELU, "--again") == 3
-    assert trainer.trained[:2] == ["baseline,seed=1002000", "gelu,seed=1002000"]
-    assert all(int(run.rpartition("=")[2]) >= 1_002_000 for run in trainer.trained)
+    assert trainer.trained[:2] == ["baseline,seed=100003000", "gelu,seed=100003000"]
+    assert all(int(run.rpartition("=")[2]) >= 100_003_000 for run in trainer.trained)
     assert attempt("--vary", GELU, "--match", "tokens") == 3  # another comparison
-    assert [verdict["place"] for verdict in Stream.read(Path("s")).verdicts] == [1, 2, 3]
+    assert [verdict["place"] for verdict in Stream.read(Path("s")).verdicts] == [1, 2, 3, 4]
 
 
 def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
@@ -209,8 +216,12 @@ def test_a_budget_is_that_of_the_whole_stream(folder, trainer, capsys):
         (["--vary", "trainer.max_steps=9"], "changes trainer.max_steps"),
         (["--vary", "seed_everything=9"], "is set by the experiment"),
         (["--vary", RELU, "--baseline", "none.yaml"], "none.yaml"),
-        ([], "s holds no stream.json: give --baseline CONFIG and --vary"),
-        (["--give-up"], "s holds no stream.json"),
+        (["--vary", RELU, "--vary", GELU], f"--vary {MLP} is given twice"),
+        (["--vary", "x.y=a: b: c"], "x.y"),
+        (["--vary", RELU, "--because", "caf\udce9"], "is no UTF-8"),
+        (["--vary", RELU, "--because", "a\nb"], "because"),
+        ([], "s holds no idea yet: give --baseline CONFIG and --vary"),
+        (["--give-up"], "s holds no idea yet"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_folder(folder, trainer, capsys, words, says):
@@ -278,8 +289,15 @@ def test_kills_at_random_times_neither_repeat_a_run_nor_lose_one(folder):
     first, second = (Stream.read(Path(name)).verdicts for name in ("whole", "killed"))
     assert len(first) == len(second) == 2
     for whole, killed in zip(first, second, strict=True):
-        for field in ("verdict", "pairs", "difference", "e_value", "threshold", "confirmation"):
+        for field in ("verdict", "pairs", "difference", "e_value", "threshold", "confirmation", "parameters", "steps"):
             assert whole[field] == killed[field], field
+    for log in Path("killed/ideas").glob("*/logs/worker-*.txt"):
+        started = [line for line in log.read_text().splitlines() if line.endswith(": starting")]
+        ended = {path.name for path in (log.parents[1] / "runs").iterdir()}
+        assert started
+        assert {line.partition(":")[0] for line in started} <= ended
+    logs = [path.read_text() for path in Path("killed/ideas").glob("*/logs/*,seed=*.txt")]
+    assert all(text.count("Samples") <= 1 + text.count("resum") for text in logs)
 
 
 @pytest.mark.slow
@@ -298,3 +316,139 @@ def test_two_calls_at_once_wait_for_each_other(folder):
     verdicts = Stream.read(Path("s")).verdicts
     assert [verdict["place"] for verdict in verdicts] == [1, 2]
     assert {verdict["name"] for verdict in verdicts} == {"relu", "gelu"}
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(folder, trainer, capsys):
+    Path("s").mkdir()
+    Path("s/precious.txt").write_text("kept")
+    assert attempt("--vary", RELU) == 2
+    assert "s holds precious.txt and no stream.json: give a new folder, or that of a stream" in the_line(capsys)
+    assert [path.name for path in Path("s").iterdir()] == ["precious.txt"]
+    Path("t").mkdir()
+    assert attempt("--vary", f"{MLP}=rleu", stream="t") == 2
+    assert list(Path("t").iterdir()) == []
+    assert attempt("--vary", GELU, stream="t") == 3
+
+
+def test_a_stream_without_an_idea_begins_anew(folder, trainer):
+    trainer.most = 0
+    assert attempt("--vary", GELU, "--trainer.max_steps=5") == 130
+    for path in Path("s/ideas").iterdir():
+        path.rename(folder / path.name)
+    trainer.most = None
+    assert attempt("--vary", GELU, "--trainer.max_steps", "4") == 3
+    assert attempt("--vary", RELU, "--trainer.max_steps=4") == 0  # one word or two
+    assert yaml.safe_load(Path("s/first.yaml").read_text())["trainer"]["max_steps"] == 4
+
+
+def diverge(trainer, arm, seeds):
+    """Let runs of an arm with these seeds diverge."""
+    write = trainer.write
+
+    def instead(plan, run):
+        write(plan, run)
+        if run.name == arm and run.seed in seeds:
+            status = {"status": "diverged", "step": 3, "reason": "loss is nan"}
+            (plan.run_dir(run) / "status.json").write_text(json.dumps(status))
+
+    trainer.write = instead
+
+
+def test_a_baseline_that_diverges_costs_its_pairs_alone(folder, trainer, capsys):
+    diverge(trainer, BASELINE, {1})
+    assert attempt("--vary", RELU, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] >= 4
+    diverge(trainer, BASELINE, range(1000, 1024))
+    assert attempt("--vary", GELU) == 3
+    assert "gelu: stopped (place 2 of the stream): the baseline diverged too often." in capsys.readouterr().out
+    assert main(["ablate", "status", "s"]) == 0
+
+
+def test_runs_that_are_no_pairs_can_be_given_up(folder, trainer, capsys):
+    trainer.most = 3
+    assert attempt("--vary", GELU) == 130
+    summary = Path("s/ideas/0001-gelu/runs/gelu,seed=0/summary.json")
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"device": "another"}))
+    capsys.readouterr()
+    assert main(["ablate", "try", "s"]) in (1, 2)
+    assert "are no pair" in the_line(capsys)
+    assert main(["ablate", "try", "s", "--give-up"]) == 3
+    trainer.most = None
+    assert attempt("--vary", RELU) == 0
+
+
+def test_an_idea_whose_plan_cannot_be_read_is_set_aside(folder, trainer, capsys):
+    trainer.most = 3
+    assert attempt("--vary", GELU) == 130
+    Path("s/ideas/0001-gelu/code/lightning_llm/__init__.py").write_text("edited")
+    capsys.readouterr()
+    assert main(["ablate", "try", "s", "--give-up"]) == 2
+    assert "was changed after the start" in the_line(capsys)
+    assert len(list(Path("s/damaged").iterdir())) == 1
+    trainer.most = None
+    assert attempt("--vary", RELU) == 0
+
+
+def test_what_is_continued_is_checked_too(folder, trainer, capsys):
+    trainer.most = 3
+    assert attempt("--vary", GELU) == 130
+    Path("text.txt").write_text(Path("text.txt").read_text() * 2)
+    capsys.readouterr()
+    assert main(["ablate", "try", "s"]) == 2
+    assert "s began with another text" in the_line(capsys)
+
+
+def test_an_adopted_precision_and_adopted_code_belong_to_the_baseline(folder, trainer, capsys, monkeypatch):
+    Path("try_mlp.py").write_text(OWN_MLP)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setitem(EFFECTS, "try_mlp.OwnMLP", -0.5)
+    assert attempt("--vary", f"{MLP}=try_mlp.OwnMLP", "--match", "tokens") == 0
+    assert attempt("--vary", f"{EPS}=1e-4", "--match", "tokens") == 3
+    Path("try_mlp.py").write_text(OWN_MLP.replace("relu", "sigmoid"))
+    capsys.readouterr()
+    assert attempt("--vary", f"{EPS}=1e-3", "--match", "tokens") == 2
+    assert "try_mlp.py has changed since it was adopted: restore it from s/ideas/0001-" in the_line(capsys)
+
+
+def test_an_adopted_precision_does_not_end_the_stream(folder, trainer):
+    write = trainer.write
+
+    def better(plan, run):
+        write(plan, run)
+        summary = json.loads((plan.run_dir(run) / "summary.json").read_text())
+        precision = yaml.safe_load(plan.config(run.name).read_text())["trainer"]["precision"]
+        summary |= {"precision": precision, "val_loss": summary["val_loss"] - 0.5 * (precision == "64-true")}
+        (plan.run_dir(run) / "summary.json").write_text(json.dumps(summary))
+
+    trainer.write = better
+    words = ["--trainer.precision=32-true", "--match", "tokens"]
+    assert attempt("--vary", "trainer.precision=64-true", *words) == 0
+    assert attempt("--vary", GELU, *words) == 3
+
+
+def test_a_report_that_cannot_be_written_changes_no_status(folder, trainer, capsys):
+    assert attempt("--vary", GELU) == 3
+    Path("s/report.html").unlink()
+    Path("s/report.html").mkdir()
+    assert attempt("--vary", RELU) == 0
+    assert "s/report.json was not written" in capsys.readouterr().err
+
+
+def test_names_of_long_values_in_any_script_fit_a_folder_and_differ():
+    words = ["a.b=" + "語" * 70, "a.c=" + "語" * 70]
+    names = {folder_name("+".join(varied([*words, f"a.d={end}"]))) for end in ("x", "y")}
+    assert len(names) == 2
+    assert all(len(folder_of(1, name).encode()) < 200 for name in names)
+
+
+def test_all_runs_have_ended_is_no_reason_to_give_up(folder, trainer, capsys, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_llm.cli.ablate_try.store_verdict", interrupted)
+        assert attempt("--vary", RELU) == 130
+    capsys.readouterr()
+    assert main(["ablate", "try", "s", "--give-up"]) == 2
+    assert "the runs of 0001-relu have ended: lightning-llm ablate try s says its verdict" in the_line(capsys)
+    assert main(["ablate", "try", "s"]) == 0
