@@ -1,5 +1,8 @@
 """Operators on symbolic tensors: what each allocates, and what it saves for backward.
 
+Bytes live exactly as long as a Python name, or a node that saved the tensor, refers to them. So a name that nobody
+reads (``_a``, ``_casts``, ``_dy``) is a buffer until its function returns, and ``del`` frees one earlier.
+
 First torch's, then the project's own in the order of the files of ``ops/``, with the tiles and chunks of
 ``ops/sizes.py``. Of equal tiles the first is enough: the others allocate no more than it did. Under autocast, weights
 of linear layers are cast once per forward pass (the copies live at least until its end), inputs at each use.
@@ -134,13 +137,11 @@ class Operators(Graph):
         if self.device != "cuda" or accumulates:
             self.scratch((elements, FLOAT32 if self.device == "cuda" else self.matmul_size))
 
-    # -- ours: rotation -----------------------------------------------------------------------------------------------
+    # -- ours: rotation, RMSNorm --------------------------------------------------------------------------------------
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Of queries or keys."""
         return self.apply(self.like(x), [x], [cos, sin])
-
-    # -- ours: RMSNorm ------------------------------------------------------------------------------------------------
 
     def rms_norm(self, x: Tensor, weight: Tensor, rows: Count, *, saves_scale: bool = True) -> Tensor:
         """The kernel of torch, which casts its result apart, or the Function; without ``saves_scale`` it saves x."""
@@ -169,7 +170,7 @@ class Operators(Graph):
         self.scratch(*[self._block_of_rows(rows, width)] * (2 if dy_size == FLOAT32 else 3))
         return d_weight
 
-    # -- ours: causal attention ---------------------------------------------------------------------------------------
+    # -- ours: attention, causal, then inside documents and windows ---------------------------------------------------
 
     def causal_attention(self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[Count, Count, Count]) -> Tensor:
         """Saves its probabilities. All are (heads of all rows of the batch, positions, width of a head)."""
@@ -187,8 +188,6 @@ class Operators(Graph):
             return gradients
 
         return self.apply(out, [query, key, value], [query, key, value, *probabilities], backward)
-
-    # -- ours: attention inside documents and windows -----------------------------------------------------------------
 
     def span_attention(
         self, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], window: int | None = None
