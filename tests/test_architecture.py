@@ -440,6 +440,14 @@ def test_longest_entry_decides_the_layer():
     assert _layer("modelling") is None
 
 
+def test_the_diagram_of_the_guide_shows_the_layers():
+    guide = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    diagram = guide.split("A file imports only from folders below its own.")[1].split("```")[1]
+    rows = [line[:62].split() for line in diagram.splitlines()[1:]]  # the rest of a line says what is in these folders
+    drawn = " ".join(" ".join(row) for row in rows).split("│")
+    assert [set(layer.split()) for layer in drawn] == [set(layer) for layer in reversed(LAYERS)]
+
+
 # ---- size
 
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}

@@ -1,8 +1,9 @@
 """What the accounting knows of the parts of a model, one entry for each; whatever has none is measured.
 
 An entry says what a part allocates and saves for backward (the operators of ``symbolic_ops.py`` that it calls, in its
-order), how many parameters and matrices it has, from which its FLOPs follow, and its passes over memory. A built-in
-part without an entry costs nothing here: ``training/measured_parts.py`` measures it, as any class of the user's.
+order), how many parameters and matrices it has, from which its FLOPs follow, and its passes over memory. Attention,
+positions and the loss are listed by name only: ``symbolic_model.py`` calls their operators. A built-in part without an
+entry costs nothing here: ``training/measured_parts.py`` measures it, as any class of the user's.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ The file reads top to bottom, in Lightning's order:
 4. ``train_dataloader`` and the other loaders return batches (``batches.py``) in the order of ``order.py``.
 5. ``state_dict`` and ``load_state_dict`` describe the data in a checkpoint. The position of the run is Lightning's own,
    in optimizer steps: a run that is resumed with another number of devices or another micro-batch size sees the same
-   tokens in each step. :func:`rescale_batch_progress` converts Lightning's counts of micro-batches.
+   tokens in each step. ``rescale_batch_progress`` (``checkpoints/loop_state.py``) converts Lightning's counts.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Normalization of the residual stream and of the query and key heads."""
+"""Normalization of the residual stream and of the query and key heads; a norm is built as ``(size, *, eps)``."""
 
 from torch import Tensor, nn
 

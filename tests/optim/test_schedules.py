@@ -152,7 +152,6 @@ def test_faults_are_reported_at_once():
 def test_every_schedule_here_is_one():
     classes = [member for _, member in inspect.getmembers(schedules, inspect.isclass)]
     made = [member for member in classes if member.__module__ == schedules.__name__ and not inspect.isabstract(member)]
-    assert len(made) == 4
     assert {member.__name__: member for member in made} == SCHEDULES
     assert all(issubclass(member, Schedule) for member in made)
 
