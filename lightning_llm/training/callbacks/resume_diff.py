@@ -2,7 +2,8 @@
 
 Lightning restores the optimizer's and the schedule's hyperparameters with their state, over those in the options. Here
 the checkpoint holds the options. If the resumed run has the same ones, the restored state is used as it is. If they
-differ, the moments stay, and learning rate, weight decay and schedule are those of the new options.
+differ, the moments stay, and learning rate, weight decay and schedule are those of the new options. So with another
+``max_steps``, each further step has the rate of the new schedule at that step.
 """
 
 import inspect
@@ -19,8 +20,7 @@ from lightning_llm.runs.options import UNCOMPARED, flat, is_among
 from lightning_llm.training.environment import changes_since
 
 OPTIMIZER = "model.optimizer.class_path"
-# Options that change no result of a resumed run. The content of the store, and the precision that `auto` resolves to
-# (training.environment), are compared elsewhere.
+# Options that change no result. Contents of the store and the precision of `auto` are compared elsewhere.
 UNCHANGING = (
     *UNCOMPARED,
     *("data.corpus", "data.path", "data.store", "data.num_workers"),
@@ -35,8 +35,8 @@ class ResumeDiff(Callback):
         options: The options of this run, nested, plain values only.
 
     Attributes:
-        changes: A line for each option, and for each value of the checkpoint's record of how it was executed (such as
-            the precision), that was changed on a resume up to now: the step, the old and the new value.
+        changes: A line for each option, and each recorded fact of the execution (such as the precision), that a resume
+            has changed up to now: the step, the old and the new value.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

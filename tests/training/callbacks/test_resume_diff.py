@@ -1,10 +1,13 @@
 """A resumed run with other options: what differs is printed and holds, or the run is refused."""
 
 import json
+import math
 
 import pytest
 import torch
 
+from lightning_llm.optim import cosine_lr
+from lightning_llm.training.callbacks import ResumeDiff
 from tests.cli.test_resume import CONSTANT, FOLDER, RUN
 from tests.tiny_run import curves
 
@@ -58,6 +61,29 @@ def test_a_changed_schedule_is_said_and_holds_from_the_next_step_on(tiny, tmp_pa
     tiny("fit", f"--config={config}", ckpt)
     assert "model.schedule.class_path: lightning_llm.optim.Constant -> " in capsys.readouterr().out
     assert curves(RUN)["learning_rate"][3:] == curves(whole.trainer.log_dir)["learning_rate"][3:]
+
+
+def test_more_steps_have_the_rates_of_the_longer_schedule(tiny, monkeypatch, capsys):
+    rates = []
+
+    def record(self, trainer, pl_module, optimizer):
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    monkeypatch.setattr(ResumeDiff, "on_before_optimizer_step", record)
+    schedule = {"class_path": "lightning_llm.optim.WarmupCosine", "init_args": {"warmup_steps": 1, "min_lr_ratio": 0.1}}
+    options = {"model.schedule": schedule, "model.optimizer.lr": 0.5}
+    tiny("fit", **options, **{"trainer.max_steps": 3})
+    capsys.readouterr()
+    tiny("fit", "--ckpt_path=last", **options, **{"trainer.max_steps": 6})
+    assert "trainer.max_steps: 3 -> 6" in capsys.readouterr().out
+    lengths = (3, 3, 3, 6, 6, 6)  # of the schedule that each step follows
+    expected = [
+        cosine_lr(step, max_lr=0.5, min_lr=0.05, warmup_steps=1, decay_steps=length)
+        for step, length in enumerate(lengths, start=1)
+    ]
+    assert rates == pytest.approx(expected)
+    assert rates[2] == pytest.approx(0.05)  # decayed, and the further steps begin at a higher rate
+    assert rates[3] == pytest.approx(0.05 + (1 + math.cos(0.6 * math.pi)) / 2 * 0.45)
 
 
 @pytest.mark.parametrize(
