@@ -18,9 +18,10 @@ from functools import cache, partial
 from itertools import product
 
 from lightning_llm.accounting.counts import parameters_by_part
+from lightning_llm.accounting.extrapolated_memory import LEVELS, Counts, ExtrapolatedMemory
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.memory import LEVELS, Counts, ExtrapolatedMemory, largest_fitting, too_little
+from lightning_llm.accounting.memory import largest_fitting, too_little
 from lightning_llm.accounting.settings import STATE_BYTES, StepSettings
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time

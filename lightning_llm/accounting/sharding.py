@@ -20,7 +20,7 @@ import dataclasses
 from lightning_llm.accounting.counts import norm_elements, parameters_by_part
 from lightning_llm.accounting.memory import StepPoints
 from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings
-from lightning_llm.accounting.symbolic import item_sizes
+from lightning_llm.accounting.symbolic import Point, item_sizes
 from lightning_llm.model.config import ModelConfig
 
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
@@ -37,7 +37,7 @@ class SharedMemory:
         buckets: Of DDP.
         gathered: The most at once, of FSDP2: whole parameters.
         peak: The most live bytes, of everything.
-        peak_point: The point in the step at which that is.
+        peak_point: The point in the step at which that is, in words.
     """
 
     parameters: int
@@ -72,7 +72,7 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
         point = max(step.points, key=lambda name: step.points[name][has_views])
         peak = step.points[point][has_views] + state + in_buckets
         buckets = 0 if has_views else in_buckets
-        return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point)
+        return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point.in_words())
     root, head_and_norm = elements_outside_blocks(config, measured), _head_and_norm(config, measured)
     block = (elements - root) // config.num_hidden_layers
     share, state = -(-elements * storage // world_size), -(-state // world_size)
@@ -80,13 +80,13 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
     is_deferred = strategy == "fsdp2_deferred" and settings.accumulation > 1
     gradients = elements * storage if is_deferred else share
 
-    def needed(point: str) -> int:
+    def needed(point: Point) -> int:
         total, rest = step.points[point]
-        in_block, in_backward = "layer" in point, point.startswith("backward")
+        in_block, in_backward = point.layer is not None, point.phase != "forward"
         gathered = root + (blocks if in_block else 0)
-        if in_block and in_backward and point.endswith("attention"):  # till then its gradients are temporaries
+        if in_block and in_backward and point.stage == "attention":  # till then its gradients are temporaries
             gathered += block
-        if in_backward and point != "backward, loss":  # likewise
+        if in_backward and point.stage != "loss":  # likewise
             gathered += head_and_norm
         reduced = block * storage if in_block and in_backward else 0  # of the block before
         in_shares = (total - rest) * storage // (gathered_size * world_size)  # reduced in the parameters' dtype
@@ -94,7 +94,8 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
         return rest - step.parameters + held + gathered * gathered_size + reduced
 
     point = max(step.points, key=needed)
-    return SharedMemory(share, gradients, state, 0, (root + blocks) * gathered_size, needed(point), point)
+    gathered = (root + blocks) * gathered_size
+    return SharedMemory(share, gradients, state, 0, gathered, needed(point), point.in_words())
 
 
 def elements_outside_blocks(config: ModelConfig, measured: Measured) -> int:

@@ -12,14 +12,42 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal, NamedTuple
 
 from lightning_llm.io.untrusted import shown
 
 FLOAT32, BFLOAT16, INT64, BOOL = 4, 2, 8, 1  # a dtype is its bytes: nothing else about it matters here
 PRECISIONS = {"32-true": (FLOAT32, FLOAT32), "bf16-true": (BFLOAT16, BFLOAT16), "bf16-mixed": (FLOAT32, BFLOAT16)}
-RECOMPUTED = "backward, recomputing "
+PHASES = {"forward": "", "recomputing": "backward, recomputing ", "backward": "backward, "}  # in words
+ENDS = {0: "first", 1: "second", -2: "last but one", -1: "last"}
 
 Size = tuple[int, int]  # elements, and bytes of each
+Bytes = tuple[int, int]  # the most live bytes at a point in the step: with gradients, without
+Phase = Literal["forward", "recomputing", "backward"]
+Stage = Literal["embeddings", "attention", "mlp", "final norm", "loss"]
+
+
+class Point(NamedTuple):
+    """A point in the step: what runs, and in which phase.
+
+    Attributes:
+        phase: Recomputing is a part of backward.
+        stage: What runs: a part of a layer, or what is before or after the layers.
+        layer: Its number, or, if ``level`` is given, its place among the layers at that level, one of ``ENDS``.
+        level: Checkpoint level of the layers that ``extrapolated_memory.py`` takes together.
+    """
+
+    phase: Phase
+    stage: Stage
+    layer: int | None = None
+    level: int | None = None
+
+    def in_words(self) -> str:
+        """For reports, such as ``backward, recomputing layer 3, mlp``."""
+        if self.layer is None:
+            return PHASES[self.phase] + self.stage
+        layer = f"layer {self.layer}" if self.level is None else f"the {ENDS[self.layer]} layer at level {self.level}"
+        return f"{PHASES[self.phase]}{layer}, {self.stage}"
 
 
 def item_sizes(precision: str) -> tuple[int, int]:
@@ -66,9 +94,9 @@ class AllocationLog:
     """Live bytes by category and part of the model, and their peak.
 
     Attributes:
-        point: The point in the step, in words; the caller sets it.
+        point: The point in the step; the caller sets it.
         part: The part of the model that allocates now.
-        prefix: Of the names of points, while something is recomputed.
+        phase: Of the points that are entered: forward, or recomputing.
         live: Bytes by (category, part).
         peak: The most live bytes since ``reset_peak``.
         peak_point: When.
@@ -77,8 +105,9 @@ class AllocationLog:
     """
 
     def __init__(self) -> None:
-        self.point = self.part = self.prefix = ""
-        self.points: dict[str, tuple[int, int]] = {}
+        self.phase: Phase = "forward"
+        self.point, self.part = Point(self.phase, "embeddings"), ""
+        self.points: dict[Point, Bytes] = {}
         self.live: Counter[tuple[str, str]] = Counter()
         self.total = 0
         self._storages: dict[Storage, None] = {}
@@ -88,9 +117,9 @@ class AllocationLog:
         """Starts again from what is live."""
         self.peak, self.peak_point, self.peak_live = self.total, self.point, dict(self.live)
 
-    def enter(self, point: str, part: str) -> None:
-        """What follows belongs to this point in the step and this part of the model."""
-        self.point, self.part = self.prefix + point, part
+    def enter(self, stage: Stage, part: str, layer: int | None = None) -> None:
+        """What follows belongs to this stage of the step and this part of the model."""
+        self.point, self.part = Point(self.phase, stage, layer), part
 
     def add(self, storage: Storage) -> None:
         """A storage is allocated."""
@@ -98,8 +127,7 @@ class AllocationLog:
         self._count(storage, storage.nbytes)
         total, rest = self.total, self.total - self.live["gradients", ""]
         most = self.points.get(self.point, (0, 0))
-        if total > most[0] or rest > most[1]:
-            self.points[self.point] = max(total, most[0]), max(rest, most[1])
+        self.points[self.point] = max(total, most[0]), max(rest, most[1])
         if total > self.peak:
             self.reset_peak()
 
@@ -279,7 +307,7 @@ class Graph:
         loss.node = None
         while ready:
             node = heapq.heappop(ready)[1]
-            self.log.point, self.log.part = f"backward, {node.point}", node.part
+            self.log.point, self.log.part = node.point._replace(phase="backward"), node.part
             results = list(node.backward(list(buffers.pop(node).values())))
             for place, edge in enumerate(node.inputs):
                 gradient, results[place] = results[place], None
@@ -352,7 +380,7 @@ class _Checkpoint:
     def _recompute(self) -> None:
         graph, log, self.recomputed = self.graph, self.graph.log, []
         point, part = log.point, log.part
-        log.prefix = RECOMPUTED
+        log.phase = "recomputing"
         graph.checkpoints.append(self)
         assert self.x is not None
         self.x.node = Leaf(graph)
@@ -360,5 +388,5 @@ class _Checkpoint:
             self.function(self.x)
         graph.checkpoints.pop()
         graph.weight_casts = {}
-        log.point, log.part, log.prefix = point, part, ""
+        log.point, log.part, log.phase = point, part, "forward"
         self.x = None

@@ -38,6 +38,7 @@ class SymbolicModel:
 
     def __init__(self, config: ModelConfig, ops: Operators, settings: StepSettings) -> None:
         self.config, self.ops, self.settings = config, ops, settings
+        self._enter = ops.log.enter
         measured, to_measure = settings.measured, parts.parts_to_measure(config)
         if missing := [f"{kind} {name!r}" for kind, name in to_measure.items() if kind not in measured]:
             raise ValueError(f"{', '.join(missing)}: the memory cannot be computed from the config, only measured")
@@ -127,9 +128,6 @@ class SymbolicModel:
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def _enter(self, point: str, part: str) -> None:
-        self.ops.log.enter(point, part)
-
     def _checkpointed(self, part: str, function: Function, x: Tensor) -> Tensor:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
@@ -156,16 +154,16 @@ class SymbolicModel:
 
     def _block(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         if "block" in self.measured:
-            self._enter(f"layer {layer}, attention", ATTENTION)
+            self._enter("attention", ATTENTION, layer)
             return self._measured("block", x, self.layers[layer]["block"])
         weights, norms = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].sums
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
-        self._enter(f"layer {layer}, attention", RESIDUAL)
+        self._enter("attention", RESIDUAL, layer)
         x = self.ops.add(x, mixed)
         del mixed
         x = self._normalize(x, weights[norms[0]]) if norms else x
         out = self._checkpointed("mlp", partial(self._mlp, layer), x)
-        self._enter(f"layer {layer}, mlp", RESIDUAL)
+        self._enter("mlp", RESIDUAL, layer)
         x = self.ops.add(x, out)
         del out
         return self._normalize(x, weights[norms[1]]) if norms else x
@@ -179,9 +177,9 @@ class SymbolicModel:
         config, weights, level = self.config, self.layers[layer], self.config.checkpoint_levels[layer]
         before, after = parts.KNOWN_BLOCKS[name_of(config.block)].mlp
         if before and level < 2:
-            self._enter(f"layer {layer}, mlp", NORMS)
+            self._enter("mlp", NORMS, layer)
             x = self._normalize(x, weights[before])
-        self._enter(f"layer {layer}, mlp", MLP)
+        self._enter("mlp", MLP, layer)
         run = None if "mlp" in self.measured else parts.KNOWN_MLPS[name_of(config.mlp)].run
         if run is None:
             out = self._measured("mlp", x, weights["mlp"])
@@ -210,9 +208,9 @@ class SymbolicModel:
     def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         weights, (before, after) = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].attention
         if before:
-            self._enter(f"layer {layer}, attention", NORMS)
+            self._enter("attention", NORMS, layer)
             x = self._normalize(x, weights[before])
-        self._enter(f"layer {layer}, attention", ATTENTION)
+        self._enter("attention", ATTENTION, layer)
         if "attention" in self.measured:
             out = self._measured("attention", x, weights["attention"], self.windows[layer])
         else:

@@ -7,9 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_llm.accounting import memory, parameters_by_part, step_memory
-from lightning_llm.accounting.memory import ExtrapolatedMemory, step_points
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting import parameters_by_part, step_memory
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops import sizes
@@ -194,97 +192,3 @@ def check(config, step):
     assert predicted.parameters == parameter_bytes
     itemsize = 2 if step["precision"] == "bf16-true" else 4
     assert sum(parameters_by_part(config).values()) * itemsize == parameter_bytes
-
-
-def windowed(window, every):
-    return {"class_path": "sliding_window", "init_args": {"window": window, "every": every}}
-
-
-@st.composite
-def cases(draw):
-    """A model with runs of layers, and a step."""
-    pick = st.sampled_from
-    norm = draw(pick(["rmsnorm", "layernorm"]))
-    mlp = draw(pick(["memory_optimized_swiglu", "memory_optimized_swiglu", "swiglu", "gelu"]))
-    count = pick([0, 0, 1, 2, 3, 5, 9])
-    has_levels = mlp == "memory_optimized_swiglu"
-    deep = draw(count) if has_levels and norm == "rmsnorm" else 0
-    shallow = draw(count) if has_levels else 0
-    rest = draw(count) or int(deep + shallow == 0)
-    config = ModelConfig(
-        vocab_size=draw(pick([50, 700])),
-        hidden_size=64,
-        intermediate_size=draw(pick([64, 300])),
-        num_hidden_layers=deep + shallow + rest,
-        num_attention_heads=4,
-        num_key_value_heads=draw(pick([1, 2, 4])),
-        mlp=mlp,
-        norm=norm,
-        checkpoint_level=[2] * deep + [1] * shallow + [0] * rest,
-        recompute=draw(pick(["none", "mlp", "attention", "block"])),
-        tie_word_embeddings=draw(st.booleans()),
-        position=draw(pick(["rope", "learned"])),
-        attention=draw(st.just("full") | st.builds(windowed, pick([8, 40]), pick([None, 2, 3, 7]))),
-    )
-    step = StepSettings(
-        rows=draw(pick([1, 4, 16])),
-        context_length=draw(pick([32, 600])),
-        precision=draw(pick(["32-true", "bf16-true", "bf16-mixed"])),
-        device=draw(pick(["cpu", "cuda"])),
-        loss_chunks=draw(pick([None, 0, 3])),
-        accumulation=draw(pick([1, 2])),
-        document_mask=draw(st.booleans()),
-        state_per_parameter=0,
-    )
-    return config, (deep, shallow, rest), step
-
-
-@drawn(80)
-@given(cases())
-def test_to_the_byte(case):
-    config, counts, step = case
-    whole = step_memory(config, step)
-    found = ExtrapolatedMemory(config, step).with_layers(counts)
-    peak = max(total for total, _ in found.points.values())
-    assert (peak, found.parameters, found.gradients) == (whole.peak, whole.parameters, whole.gradients)
-    without_gradients = [max(rest for _, rest in points.values()) for points in (found.points, whole.points)]
-    assert without_gradients[0] == without_gradients[1]
-
-
-@pytest.mark.parametrize("every", [2, 7, 100])
-def test_few_layers_are_traced_however_many_differ_in_window(monkeypatch, every):
-    config = ModelConfig(
-        vocab_size=50,
-        hidden_size=64,
-        num_hidden_layers=200,
-        num_attention_heads=4,
-        mlp="memory_optimized_swiglu",
-        checkpoint_level=[2] * 50 + [1] * 50 + [0] * 100,
-        attention=windowed(8, every),
-    )
-    step = StepSettings(rows=3, context_length=32, state_per_parameter=0)
-    peak = step_memory(config, step).peak
-    traced = []
-
-    def traces(config, settings):
-        traced.append(config.num_hidden_layers)
-        return step_memory(config, settings)
-
-    monkeypatch.setattr(memory, "step_memory", traces)
-    assert max(total for total, _ in step_points(config, step).points.values()) == peak
-    assert len(traced) <= 12
-    assert max(traced) <= 10
-
-
-@pytest.mark.parametrize("levels", [[2, 2, 2, 2, 1, 0, 0, 0, 0], [0, 1, 2, 0, 1, 2], [1, 2]])
-def test_the_points_of_any_order_of_levels_have_the_peak_of_the_whole(levels):
-    config = ModelConfig(
-        vocab_size=50,
-        hidden_size=64,
-        num_hidden_layers=len(levels),
-        num_attention_heads=4,
-        mlp="memory_optimized_swiglu",
-        checkpoint_level=levels,
-    )
-    step = StepSettings(rows=3, context_length=32, state_per_parameter=0)
-    assert max(total for total, _ in step_points(config, step).points.values()) == step_memory(config, step).peak
