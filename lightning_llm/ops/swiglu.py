@@ -234,28 +234,33 @@ def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> N
 
 
 def _run(x: Tensor, *rest: Any) -> list[Tensor]:
-    return tiles.swiglu_forward(x, Weights(*rest[:4]), Options(*rest[4:7]), save=rest[7])
+    *weights, norm_eps, num_chunks, dtype, save = rest
+    return tiles.swiglu_forward(x, Weights(*weights), Options(norm_eps, num_chunks, dtype), save=save)
 
 
 def _empty_results(x: Tensor, *rest: Any) -> list[Tensor]:
-    gate, dtype, save = rest[0], rest[6], rest[7]
+    gate, *_, dtype, save = rest
     saved = [(x.numel() // x.shape[-1], gate.shape[0])] * 2 if save else []
     return [x.new_empty(shape, dtype=dtype) for shape in (x.shape, *saved)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:5], *output[1:])
-    ctx.options = inputs[5:8]
+    *tensors, norm_eps, num_chunks, dtype, _ = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.options = Options(norm_eps, num_chunks, dtype)
 
 
 def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
-    tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[:5]  # read once: checkpoint allows no more
-    found = iter((run or _operator_backward)(grads[0], *tensors[:5], *ctx.options, list(tensors[5:]), list(needed)))
+    x, gate, up, down, norm, *saved = ctx.saved_tensors  # read once: checkpoint allows no more
+    needed = ctx.needs_input_grad[:5]
+    inputs = x, gate, up, down, norm, *ctx.options
+    found = iter((run or _operator_backward)(grads[0], *inputs, saved, list(needed)))
     return *(next(found) if need else None for need in needed), None, None, None, None
 
 
 def _run_backward(dy: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
-    weights, options, (saved, needed) = Weights(*rest[:4]), Options(*rest[4:7]), rest[7:]
+    *tensors, norm_eps, num_chunks, dtype, saved, needed = rest
+    weights, options = Weights(*tensors), Options(norm_eps, num_chunks, dtype)
     if x.is_cuda and _prefers_whole(x, weights, options, keep=bool(saved)):
         options = options._replace(num_chunks=1)  # compiled: matmuls of the whole width, as without the compiler
     grads = tiles.swiglu_backward(dy, x, weights, saved, options, tuple(needed))
@@ -263,7 +268,8 @@ def _run_backward(dy: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def _empty_gradients(dy: Tensor, *rest: Any) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t, need in zip(rest[:5], rest[-1], strict=True) if need]
+    *tensors, _norm_eps, _num_chunks, _dtype, _saved, needed = rest
+    return [tensor.new_empty(tensor.shape) for tensor, need in zip(tensors, needed, strict=True) if need]
 
 
 _INPUTS = (
