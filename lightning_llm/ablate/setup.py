@@ -35,7 +35,7 @@ from lightning_llm.training.environment import environment_of
 from lightning_llm.training.initial_weights import read_initial_weights
 
 BITS_PER_BYTE = "bits_per_byte"
-FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
+FREE_DATA = ("num_workers", "micro_batch_size", "predict_prompts")  # change no batch
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")

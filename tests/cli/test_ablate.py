@@ -99,6 +99,7 @@ def the_line(capsys):
         ({"variants": {"a": RELU, "b": RELU}}, "b equals a"),
         ({"variants": {"a": {"data.tokenizer": "byte"}}}, "data.tokenizer: losses per token cannot be compared"),
         ({"variants": {"a": {"data.context_length": 8}}}, "a changes data.context_length: a pair needs the same"),
+        ({"variants": {"a": {"data.eval_batch_size": 4}}}, "a changes data.eval_batch_size: a pair needs the same"),
         ({"variants": {"a": {"trainer.limit_val_batches": 1}}}, "a changes trainer.limit_val_batches"),
         ({"variants": {"a": {"trainer.max_steps": 9}}}, "a changes trainer.max_steps: match says how many"),
         ({"variants": {"a": {INITIAL: 0.01}}}, f"a changes {INITIAL}: a pair starts from the same values"),
