@@ -1,10 +1,10 @@
 """Which ideas of a stream would have been kept if one pair decided, and an experiment that compares both baselines.
 
-    python examples/streams/keep_if_lower.py runs/parts > both.yaml
+    python examples/streams/keep_if_lower.py runs/parts 3 > both.yaml
     lightning-llm ablate run both.yaml
 
-Each idea is kept if the first of its pairs has a lower loss. The experiment has the stream's first baseline, and as
-variants the ideas that the stream has adopted, and those that are kept so; its seeds are in no stream.
+Each idea is kept if one of its pairs, here the third, has a lower loss. The experiment has the stream's first baseline,
+and as variants the ideas that the stream has adopted, and those that are kept so; its seeds are in no stream.
 """
 
 import sys
@@ -21,26 +21,26 @@ from lightning_llm.ablate.stream import ADOPTED, FIRST, Stream
 FRESH = 90_000_000
 
 
-def first_difference(plan: Plan) -> float:
-    """Of the first pair of an idea."""
+def difference(plan: Plan, pair: int) -> float:
+    """Of a pair of an idea, from 1."""
     assert plan.idea is not None
-    return standing(plan.experiment, plan.idea, losses_of(results_of(plan))).differences[0]
+    return standing(plan.experiment, plan.idea, losses_of(results_of(plan))).differences[pair - 1]
 
 
-def experiment(out: Path) -> dict[str, Any]:
+def experiment(out: Path, pair: int) -> dict[str, Any]:
     """The experiment of a stream, as a file has it."""
     stream = Stream.read(out)
     adopted: dict[str, Any] = {}
     kept: dict[str, Any] = {}
     for verdict in stream.verdicts:
-        is_lower = first_difference(Plan.read(stream.folder(verdict))) < 0
+        is_lower = difference(Plan.read(stream.folder(verdict)), pair) < 0
         adopted |= verdict["options"] if verdict["verdict"] == ADOPTED else {}
         kept |= verdict["options"] if is_lower else {}
         print(f"{verdict['place']:3} {verdict['name']:30} {verdict['verdict']:12} {is_lower}", file=sys.stderr)
     variants = {name: options for name, options in {"adopted": adopted, "kept_if_lower": kept}.items() if options}
-    content = {"name": f"{out.name}-both", "baseline": str(out / FIRST), "variants": variants, "match": "flops"}
+    content = {"name": f"{out.name}-pair-{pair}", "baseline": str(out / FIRST), "variants": variants, "match": "flops"}
     return {**content, "looks": [8], "seeds": {"first": FRESH}}
 
 
 if __name__ == "__main__":
-    print(yaml.safe_dump(experiment(Path(sys.argv[1])), sort_keys=False), end="")
+    print(yaml.safe_dump(experiment(Path(sys.argv[1]), int(sys.argv[2])), sort_keys=False), end="")

@@ -11,7 +11,7 @@ from lightning_llm.ablate.report import UNITS
 from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream
 from lightning_llm.ablate.words import UNEQUAL, bounds, pairs_in_words, signed
 from lightning_llm.io.atomic import write_json, write_text
-from lightning_llm.io.charts import COLORS, GRAY
+from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
 
@@ -142,9 +142,10 @@ def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         levels.append(level)
     places = [idea["place"] - 0.5 for idea in ideas] + [len(ideas) + 0.5]
     axis.step(places, levels, where="post", color=COLORS[0], lw=1.5)
-    for verdict, color in _COLORS.items():
-        axis.plot([], [], "o", ms=4, color=color, label=verdict)
+    for verdict in dict.fromkeys(idea["verdict"] for idea in ideas):
+        axis.plot([], [], "o", ms=4, color=_COLORS[verdict], label=verdict)
     axis.plot([], [], color=COLORS[0], label="baseline")
     axis.set(xlabel="place in the stream", ylabel="change of val_loss, nats/token")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(axis="y")
-    axis.figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend(axis)
