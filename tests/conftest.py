@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lightning_llm.io.trust import TRUSTED
 from tests.docs.shell import WHOLE, Shell
 
 pytest_plugins = ["tests.tiny_run", "tests.figures"]
@@ -38,6 +39,15 @@ WRITTEN_BY_LIBRARIES = (
     "GOMP_",
     "PYTORCH_NVML_",
 )
+
+
+@pytest.fixture(autouse=True)
+def _trusts_no_more_than_before():
+    """What a test lets this process import, no later one may."""
+    earlier = set(TRUSTED)
+    yield
+    TRUSTED.clear()
+    TRUSTED.update(earlier)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ from lightning_llm.io.schema import (
     validate,
     whole,
 )
-from lightning_llm.io.untrusted import file_in, shown
+from lightning_llm.io.untrusted import MIB, file_in, read_text, shown
 from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
 
 STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
@@ -396,4 +396,4 @@ def write_current(now: Stream) -> None:
     for idea in now.adopted:
         lines.append(f"#   {idea['place']}. {idea['name']} ({idea['confirmation']['difference']:+.4f})")
     lines = lines if now.adopted else ["# The baseline of this stream. No idea was adopted yet."]
-    write_text(now.out / CURRENT, "\n".join([*lines, now.baseline().read_text(encoding="utf-8")]))
+    write_text(now.out / CURRENT, "\n".join([*lines, read_text(now.baseline(), MIB)]))

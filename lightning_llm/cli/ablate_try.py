@@ -5,7 +5,6 @@ Exit status: 0 adopted, 3 not adopted, 1 a run failed (the idea has no verdict),
 
 import argparse
 import dataclasses
-import json
 import math
 import tempfile
 from collections.abc import Mapping
@@ -46,6 +45,7 @@ from lightning_llm.ablate.stream import (
 from lightning_llm.ablate.stream_report import lines_of, write_stream_report
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.errors import FAILED, reason_of, reports
+from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
 from lightning_llm.io.schema import validate
@@ -185,7 +185,7 @@ def _end(stream: Stream, plan: Plan, verdict: Mapping[str, Any], options: argpar
 def _say(stream: Stream, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:
     """Print a verdict, and write the report; the exit status."""
     if options.json:
-        print(json.dumps({key: value for key, value in verdict.items() if key != "hash"}), flush=True)
+        print(json_text({key: value for key, value in verdict.items() if key != "hash"}), flush=True)
     else:
         for line in lines_of(verdict):
             Console().print(line, soft_wrap=True, highlight=False)
