@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import reuse
 from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.options import folder_name, varied
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
 from lightning_llm.ablate.stream import STREAM, Stream, folder_of
+from tests.ablate.test_experiment import ROOT
 from tests.cli.test_ablate import CONFIG, OWN_MLP, the_line
 
 MLP, EPS = "model.architecture.mlp", "model.architecture.rms_norm_eps"
@@ -432,6 +435,21 @@ def test_a_report_that_cannot_be_written_changes_no_status(folder, trainer, caps
     Path("s/report.html").mkdir()
     assert attempt("--vary", RELU) == 0
     assert "s/report.json was not written" in capsys.readouterr().err
+
+
+def test_an_experiment_of_what_one_pair_would_have_kept(folder, trainer):
+    assert attempt("--vary", RELU) == 0
+    assert attempt("--vary", f"{EPS}=1e-4") == 3
+    script = runpy.run_path(str(ROOT / "examples" / "streams" / "keep_if_lower.py"))
+    for pair in (1, 2, 3, 4):
+        content = script["experiment"](Path("s"), pair)
+        made = experiment_of(content, "the script", "both")
+        assert made.variants["adopted"] == {MLP: "relu"}
+        assert made.variants["kept_if_lower"].keys() <= {MLP, EPS}
+        plan = Plan.read(Path("s/ideas/0002-rms_norm_eps=1e-4"))
+        is_lower = script["difference"](plan, pair) < 0
+        assert (EPS in made.variants["kept_if_lower"]) == is_lower
+    assert made.match == "flops"
 
 
 def test_names_of_long_values_in_any_script_fit_a_folder_and_differ():
