@@ -32,11 +32,14 @@ def experiment(out: Path, pair: int) -> dict[str, Any]:
     stream = Stream.read(out)
     adopted: dict[str, Any] = {}
     kept: dict[str, Any] = {}
+    count = 0
     for verdict in stream.verdicts:
         is_lower = difference(Plan.read(stream.folder(verdict)), pair) < 0
         adopted |= verdict["options"] if verdict["verdict"] == ADOPTED else {}
         kept |= verdict["options"] if is_lower else {}
+        count += is_lower
         print(f"{verdict['place']:3} {verdict['name']:30} {verdict['verdict']:12} {is_lower}", file=sys.stderr)
+    print(f"pair {pair} is lower for {count} of {len(stream.verdicts)} ideas", file=sys.stderr)
     variants = {name: options for name, options in {"adopted": adopted, "kept_if_lower": kept}.items() if options}
     content = {"name": f"{out.name}-pair-{pair}", "baseline": str(out / FIRST), "variants": variants, "match": "flops"}
     return {**content, "looks": [8], "seeds": {"first": FRESH}}

@@ -11,7 +11,7 @@ from typing import Any
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import HELD, Experiment
 from lightning_llm.ablate.matching import FACTS
-from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of
+from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of, run_seconds, trained
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
@@ -159,7 +159,7 @@ def _tuning(loaded: Loaded) -> dict[str, Any] | None:
         sides[name] |= dataclasses.asdict(tuned)
     seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
     grid = [result for run, result in loaded.results.items() if run.seed in seeds]
-    seconds = sum(result.summary.get("seconds") or 0.0 for result in grid)
+    seconds = run_seconds(grid)
     return {"option": tune.option, "seeds": list(seeds), "sides": sides, "runs": len(grid), "run_seconds": seconds}
 
 
@@ -201,7 +201,6 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
     sides = {name: dict(side) for name, side in measured.get("sides", {}).items()}
     for name, side in sides.items():
         side["training_s"] = side["step_s"] * loaded.plan.arms[name]["steps"]
-    trained = [result for run, result in loaded.results.items() if not loaded.plan.is_reused(run)]
-    spent = sum(result.summary.get("seconds") or 0.0 for result in trained)
+    runs = trained(loaded.plan, loaded.results)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
-    return {**facts, "runs": len(trained), "run_seconds": spent, "sides": sides}
+    return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": sides}

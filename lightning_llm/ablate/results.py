@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,6 +150,16 @@ def load_experiment(out: str | Path) -> Loaded:
         raise ValueError(f"{out} is an idea of a stream: lightning-llm ablate status {stream} shows its verdict")
     results = results_of(plan)
     return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))
+
+
+def trained(plan: Plan, results: Mapping[Run, Result]) -> list[Result]:
+    """The runs that this experiment has trained: not those of another one."""
+    return [result for run, result in results.items() if not plan.is_reused(run)]
+
+
+def run_seconds(results: Iterable[Result]) -> float:
+    """What runs took together; one that diverged has no time."""
+    return float(sum(result.summary.get("seconds") or 0.0 for result in results))
 
 
 def losses_of(results: Mapping[Run, Result]) -> Losses:

@@ -354,7 +354,8 @@ def refuse_incomparable(base: Arm, arm: Arm, metric: str) -> None:
         if getattr(base.architecture, option) != getattr(arm.architecture, option):
             advice = "a pair starts from the same values: give it to the baseline, or leave it out"
             raise ValueError(f"{arm.name} changes {ARCHITECTURE}{option}: {advice}")
-    data = [name for name in ours["data"] if ours["data"][name] != theirs["data"].get(name) and name not in FREE_DATA]
+    judged = sorted((ours["data"].keys() | theirs["data"].keys()) - set(FREE_DATA))  # either may leave one out
+    data = [name for name in judged if ours["data"].get(name) != theirs["data"].get(name)]
     trainer = [name for name in PAIRED if ours["trainer"].get(name) != theirs["trainer"].get(name)]
     has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
     if data and set(data) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):

@@ -21,7 +21,8 @@ from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
 from lightning_llm.ablate.idea import MOST_PAIRS, Idea, Standing, standing
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, write_hashed
-from lightning_llm.ablate.results import Result, losses_of
+from lightning_llm.ablate.ratios import INTERVAL
+from lightning_llm.ablate.results import Result, losses_of, run_seconds, trained
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_text
@@ -46,6 +47,7 @@ from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, inter
 STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
 ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
 MOST_IDEAS = 9_999
+SET_BY_CONFIG = {"precision", "tf32"}  # of the environment: an adopted idea may change them
 BLOCK = 1000  # seeds between one baseline's and the next one's
 OWN = 100_000_000  # from here on, each place has a block of its own
 _CONFIRMING = MOST_PAIRS  # in the block of a place, the seeds of the pairs that confirm follow those of its own pairs
@@ -55,11 +57,7 @@ _SETTINGS: dict[str, Schema] = {"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS
 _ASKED = record({"baseline": by_name(SHA256), "options": list_of(TEXT)})
 _FILE = record({"asked": _ASKED, **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
 _PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)
-_INTERVAL = check(
-    "two numbers",
-    lambda value: isinstance(value, list) and len(value) == 2 and all(type(end) in (int, float) for end in value),
-)
-_MEAN: dict[str, Schema] = {"difference": maybe(NUMBER), "interval": maybe(_INTERVAL), "pairs": whole()}
+_MEAN: dict[str, Schema] = {"difference": maybe(NUMBER), "interval": maybe(INTERVAL), "pairs": whole()}
 _OF_IDEA: dict[str, Schema] = {
     "place": whole(1),
     "name": TEXT,
@@ -161,16 +159,15 @@ class Stream:
         """Refuse another environment than that of the runs before, and other code of adopted ideas.
 
         Args:
-            environment: Precision, device, versions, package, and text.
+            environment: Device, versions, package, and text; what the config of the baseline sets cannot change.
             code: Files of the user's own classes that the baseline has, by name.
 
         Raises:
             ValueError: Something differs.
         """
         before = self.content["environment"]
-        adopted = {option for idea in self.adopted for option in idea["options"]}
-        for name in sorted(environment.keys() | before.keys()):
-            if environment.get(name) != before.get(name) and f"trainer.{name}" not in adopted:
+        for name in sorted((environment.keys() | before.keys()) - SET_BY_CONFIG):
+            if environment.get(name) != before.get(name):
                 changed = f"{name} ({before.get(name)}, now {environment.get(name)})"
                 problem = f"{self.out} began with another {changed}, so its runs are no pairs with new ones"
                 raise ValueError(f"{problem}: restore it, or begin another stream")
@@ -288,8 +285,8 @@ def asked_of(content: Mapping[str, Any]) -> dict[str, str]:
     """
     configs = content["asked_configs"]
     (idea,) = (configs[name] for name in configs if name != BASELINE)
-    solved = content["solved"] or ""
-    return {"baseline": configs[BASELINE], "idea": idea, "code": content["code"], "match": content["match"] + solved}
+    match = "=".join(filter(None, (content["match"], content["solved"])))
+    return {"baseline": configs[BASELINE], "idea": idea, "code": content["code"], "match": match}
 
 
 # ---- verdicts
@@ -308,7 +305,7 @@ def verdict_of(plan: Plan, results: Mapping[Run, Result], *, stopped: str = "") 
         results: Of its runs.
         stopped: Why it ends, if the rule has no verdict yet.
     """
-    idea, stand = idea_in(plan), _standing(plan, results)
+    idea, stand, own = idea_in(plan), _standing(plan, results), trained(plan, results)
     ((name, options),) = plan.experiment.variants.items()
     is_over = stand.decision.step in VERDICTS
     e_value = e_value_of([value for value in stand.counted if math.isfinite(value)])
@@ -331,8 +328,8 @@ def verdict_of(plan: Plan, results: Mapping[Run, Result], *, stopped: str = "") 
         "e_value": e_value,
         "threshold": idea.threshold,
         "confirmation": _mean(stand.confirming) if stand.confirming else None,
-        "runs": len(_trained(plan, results)),
-        "run_seconds": run_seconds(plan, results),
+        "runs": len(own),
+        "run_seconds": run_seconds(own),
     }
 
 
@@ -375,19 +372,9 @@ def _mean(differences: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def run_seconds(plan: Plan, results: Mapping[Run, Result]) -> float:
-    """What the runs of an idea took together, without those that another idea has trained."""
-    return float(sum(result.summary.get("seconds") or 0.0 for result in _trained(plan, results)))
-
-
-def _trained(plan: Plan, results: Mapping[Run, Result]) -> list[Result]:
-    return [result for run, result in results.items() if not plan.is_reused(run)]
-
-
-def store_verdict(stream: Stream, plan: Plan, verdict: Mapping[str, Any]) -> None:
-    """Write a verdict, and the config of the baseline as it is from now on."""
+def store_verdict(plan: Plan, verdict: Mapping[str, Any]) -> None:
+    """Write a verdict: from now on, the idea has ended."""
     write_hashed(plan.out / VERDICT, verdict)
-    write_current(Stream.read(stream.out))
 
 
 def write_current(now: Stream) -> None:

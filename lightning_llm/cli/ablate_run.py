@@ -34,6 +34,7 @@ def set_up(
     source: Path | None = None,
     reuse: str = REUSES[0],
     more: Mapping[str, Any] | None = None,
+    quiet: bool = False,
 ) -> "Setup":
     """An experiment as ``ablate.setup.Setup``: its arms are read and compared. Prints what it imports.
 
@@ -43,6 +44,7 @@ def set_up(
         source: The file that names its options; ``None``: the command line does.
         reuse: As of ``Setup``.
         more: As of ``Setup``.
+        quiet: Print nothing: what it would print was printed before.
 
     Raises:
         ValueError: As ``Setup``.
@@ -56,10 +58,10 @@ def set_up(
     from lightning_llm.cli.parsing import check_configs
     from lightning_llm.io.trust import trust_printed
 
-    if source is not None:
-        say(trust_printed(source, [experiment.options, experiment.variants]))
-    say([f"checking the baseline and {', '.join(experiment.variants)}"])
-    say(check_configs(["check", *(f"--config={file}" for file in experiment.baseline)]))
+    lines = [] if source is None else trust_printed(source, [experiment.options, experiment.variants])
+    lines.append(f"checking the baseline and {', '.join(experiment.variants)}")
+    lines += check_configs(["check", *(f"--config={file}" for file in experiment.baseline)])
+    say([] if quiet else lines)
     return Setup(experiment, words, read_arm, reuse=reuse, more=more)
 
 

@@ -18,7 +18,7 @@ from lightning_llm.ablate.idea import IDEA, MOST_PAIRS
 from lightning_llm.ablate.matching import Flops, matches_in_words
 from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
-from lightning_llm.ablate.results import Result, losses_of, results_of
+from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained
 from lightning_llm.ablate.reuse import take_needed
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.stream import (
@@ -35,7 +35,6 @@ from lightning_llm.ablate.stream import (
     first_seed,
     idea_at,
     is_settled,
-    run_seconds,
     set_aside,
     settings,
     store_verdict,
@@ -117,7 +116,7 @@ def _last(stream: Stream, options: argparse.Namespace) -> Mapping[str, Any] | No
     if not stream.verdicts or stream.unfinished is not None or options.again or not options.vary:
         return None
     last = stream.verdicts[-1]
-    is_same = last["options"] == _changes(options) and last["match"] == _match(options)
+    is_same = last["options"] == _changes(options) and last["match"] == options.match
     return last if is_same and last["because"] == options.because else None
 
 
@@ -178,7 +177,7 @@ def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: 
 
 
 def _end(stream: Stream, plan: Plan, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:
-    store_verdict(stream, plan, verdict)
+    store_verdict(plan, verdict)
     return _say(Stream.read(stream.out), verdict, options)
 
 
@@ -204,7 +203,7 @@ def _train(plan: Plan, workers: int | None, left_s: float) -> None:
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
 
     def is_over(results: Mapping[Run, Result]) -> bool:
-        return run_seconds(plan, results) >= left_s
+        return run_seconds(trained(plan, results)) >= left_s
 
     local.run_workers(plan, local.slots(plan, gpus, workers), until=is_over)
 
@@ -241,11 +240,11 @@ def _first(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, An
     content["environment"] = environment(base)
     with tempfile.TemporaryDirectory() as folder:
         begin(Path(folder), content, base.options)
-        _setup(Stream.read(Path(folder)), options)
+        _setup(Stream.read(Path(folder)), options, quiet=True)
     return content, base.options
 
 
-def _setup(stream: Stream, options: argparse.Namespace) -> "Setup":
+def _setup(stream: Stream, options: argparse.Namespace, *, quiet: bool = False) -> "Setup":
     """The next idea of a stream, read and compared with its baseline as it is now."""
     name = folder_name("+".join(varied(options.vary)))
     place, adopted = stream.place, len(stream.adopted)
@@ -255,7 +254,7 @@ def _setup(stream: Stream, options: argparse.Namespace) -> "Setup":
     experiment = experiment_of_idea(
         stream.out, place, files, name, _changes(options), options.match, first=first, most=stream.rule.most
     )
-    setup = ablate_run.set_up(experiment, [], more={"idea": dataclasses.asdict(idea)})
+    setup = ablate_run.set_up(experiment, [], more={"idea": dataclasses.asdict(idea)}, quiet=quiet)
     _refuse_changed(stream, setup.arms[BASELINE])
     return setup
 
@@ -273,12 +272,6 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
                 raise ValueError(f"--vary {option} is given twice: an idea has one value of it")
             changes[option] = value
     return changes
-
-
-def _match(options: argparse.Namespace) -> str:
-    """As a verdict has it: the rule, and the option that it solves for."""
-    rule, _, solved = str(options.match).partition("=")
-    return rule + solved
 
 
 def _refuse_changed(stream: Stream, base: Arm | None = None) -> None:

@@ -73,7 +73,7 @@ def test_what_is_written_is_what_was_saved_and_followers_see_it_whole(tmp_path, 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_what_is_written_from_a_gpu_is_what_was_saved(tmp_path, monkeypatch):
-    """Twice, through the same pinned memory, while the device goes on."""
+    """Twice, through the same pinned memory, while the device continues."""
     files, pinned = AtomicCheckpointIO(asynchronous=True), []
 
     def write(content, path):

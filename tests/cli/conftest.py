@@ -1,6 +1,16 @@
 import pytest
 import yaml
 
+CONFIG = {
+    "model": {
+        "architecture": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "optimizer": {"class_path": "lightning_llm.optim.AdamW", "init_args": {"lr": 0.01}},
+    },
+    "data": {"path": "text.txt", "tokenizer": "char", "context_length": 16, "global_batch_size": 8},
+    "trainer": {"accelerator": "cpu", "max_steps": 6, "val_check_interval": 3, "limit_val_batches": 2},
+    "keep_freed_memory": False,
+}
+
 
 @pytest.fixture
 def write_config(tmp_path):
@@ -12,3 +22,12 @@ def write_config(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, text_file):
+    """The current folder, with a text and ``base.yaml``, the config of a tiny baseline."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(text_file.read_text())
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path

@@ -34,16 +34,8 @@ from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import outlook
 from tests.ablate.conftest import frozen
 from tests.ablate.test_experiment import ROOT, SHIPPED
+from tests.cli.conftest import CONFIG
 
-CONFIG = {
-    "model": {
-        "architecture": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-        "optimizer": {"class_path": "lightning_llm.optim.AdamW", "init_args": {"lr": 0.01}},
-    },
-    "data": {"path": "text.txt", "tokenizer": "char", "context_length": 16, "global_batch_size": 8},
-    "trainer": {"accelerator": "cpu", "max_steps": 6, "val_check_interval": 3, "limit_val_batches": 2},
-    "keep_freed_memory": False,
-}
 MLP, INITIAL = "model.architecture.mlp", "model.architecture.initializer_range"
 RELU = {MLP: "relu"}
 OWN_MLP = """
@@ -66,15 +58,6 @@ LEVEL, WARM_UP = "model.architecture.checkpoint_level", "lightning_llm.optim.War
 @pytest.fixture
 def experiment(tmp_path):
     return partial(frozen, tmp_path)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch, text_file):
-    """A folder with a text and a config of a tiny baseline."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(text_file.read_text())
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
-    return tmp_path
 
 
 def planned(monkeypatch, **experiment):

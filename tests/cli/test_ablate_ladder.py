@@ -13,7 +13,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.ladder import LADDER, PROMISES, read_ladder
 from lightning_llm.ablate.plan import PLAN, Plan
-from tests.cli.test_ablate import CONFIG, OWN_MLP, the_line
+from tests.cli.test_ablate import OWN_MLP, the_line
 
 RELU = {"model.architecture.mlp": "relu2"}
 FILE = {
@@ -27,14 +27,10 @@ FILE = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch, text_file):
-    """A folder with a text, the config of a baseline, and ``lad.yaml``."""
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text(text_file.read_text())
-    Path("base.yaml").write_text(yaml.safe_dump(CONFIG))
+@pytest.fixture(autouse=True)
+def _file(folder):
+    """``lad.yaml`` in the folder."""
     write()
-    return tmp_path
 
 
 def write(**changes):
@@ -62,7 +58,7 @@ def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
     assert [list(plan.experiment.looks) for plan in plans.values()] == [[2]] * 3
     assert "Written: runs/lad/report.html" in capsys.readouterr().out
     hashes = [plan.content["hash"] for plan in plans.values()]
-    assert planned() == 0  # goes on with the same plans
+    assert planned() == 0  # continues with the same plans
     assert main(["ablate", "run", "runs/lad"]) == 0
     assert [Plan.read(ladder.folder(size)).content["hash"] for size in ladder.sizes] == hashes
     assert main(["ablate", "report", "runs/lad"]) == main(["ablate", "status", "runs/lad"]) == 0

@@ -10,16 +10,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.cli.ablate_run import set_up
-from tests.cli.test_ablate import CONFIG, OWN_MLP, RELU
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch, text_file):
-    """A folder with a text and a config of a tiny baseline."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(text_file.read_text())
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
-    return tmp_path
+from tests.cli.test_ablate import OWN_MLP, RELU
 
 
 def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
