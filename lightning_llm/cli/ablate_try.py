@@ -186,8 +186,7 @@ def _say(stream: Stream, verdict: Mapping[str, Any], options: argparse.Namespace
     if options.json:
         print(json_text({key: value for key, value in verdict.items() if key != "hash"}), flush=True)
     else:
-        for line in lines_of(verdict):
-            Console().print(line, soft_wrap=True, highlight=False)
+        Console().say(*lines_of(verdict))
     try:
         write_current(stream)
         write_stream_report(stream)

@@ -286,9 +286,9 @@ class LanguageModel(LightningModule):
 
     # ---- checkpoints
 
-    def _save_plain_hyperparameters(self, **found: Any) -> None:
+    def _save_plain_hyperparameters(self, **saved: Any) -> None:
         """Note what a checkpoint says of the model: a dataclass in it could not be read without running code."""
-        self._recipes = found or self._recipes  # of optimizer and schedule, once they are known
+        self._recipes = saved or self._recipes  # of optimizer and schedule, once they are known
         plain = {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes}
         if groups := [dataclasses.asdict(rule) for rule in self.groups]:
             plain["groups"] = groups
