@@ -281,6 +281,7 @@ def test_kills_at_random_times_neither_repeat_a_run_nor_lose_one(folder):
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
     ideas, kills, ended = (RELU, f"{EPS}=1e-4"), 0, {}
+    carried = 0  # finished runs that a later call found
     for idea in ideas:
         undisturbed = start("whole", idea)
         _, errors = undisturbed.communicate()
@@ -294,11 +295,13 @@ def test_kills_at_random_times_neither_repeat_a_run_nor_lose_one(folder):
                     kills += 1
             _, errors = process.communicate()
             now = finished_at("killed")
+            carried += len(ended)
             assert now.items() >= ended.items()  # what has finished is never trained again
             ended = now
             if process.returncode in (0, 3):
                 break
     assert kills
+    assert carried
     first, second = (Stream.read(Path(name)).verdicts for name in ("whole", "killed"))
     assert len(first) == len(second) == 2
     for whole, killed in zip(first, second, strict=True):
