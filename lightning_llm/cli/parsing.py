@@ -76,10 +76,13 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
 
 
 def _permit() -> bool:
-    """Let the parser import what is trusted, wherever that is defined; returns whether anything is new."""
-    new = {path for path in trust.trusted_definitions() if path.partition(".")[0] != "jsonargparse"} - _PERMITTED
-    _PERMITTED.update(new)
-    set_parsing_settings(import_path_allowlist=sorted(new))
+    """Let the parser import what is trusted, wherever that is defined, and nothing else; returns whether any is new."""
+    trusted = {path for path in trust.trusted_definitions() if path.partition(".")[0] != "jsonargparse"}
+    new, no_longer = trusted - _PERMITTED, _PERMITTED - trusted
+    offered = tuple(f"{place}." for place in trust.OFFERED)
+    _PERMITTED.symmetric_difference_update(new | no_longer)
+    denied = [path for path in no_longer if not path.startswith(offered)]
+    set_parsing_settings(import_path_allowlist=sorted(new), import_path_denylist=denied)
     return bool(new)
 
 

@@ -12,7 +12,7 @@ import typeshed_client
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.io.trust import custom_paths
+from lightning_llm.io.trust import TRUSTED, custom_paths
 
 SHELL = {"class_path": "lightning_llm.cli.ablate.subprocess.Popen", "init_args": {"args": "touch ran", "shell": True}}
 LAMBDA = {"class_path": "lightning.pytorch.callbacks.LambdaCallback"}
@@ -104,6 +104,20 @@ def test_a_path_inside_this_package_gives_nothing_that_others_define(
     assert main(["check", "--config", "theirs.yaml", *words]) == 2
     error_line()
     assert "touch ran" not in started
+
+
+def test_what_is_trusted_no_longer_is_not_imported(flags, tmp_path, monkeypatch, error_line):
+    def status_of(**callback):
+        Path("theirs.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+        return main(["check", "--config", "theirs.yaml", *words])
+
+    monkeypatch.chdir(tmp_path)
+    words = flags(**{"trainer.accelerator": None, "trainer.max_steps": 1})
+    assert status_of(**LAMBDA, init_args={"setup": "os.system"}) == 0  # which was printed
+    TRUSTED.clear()
+    assert status_of(class_path="LambdaCallback") == 0  # offered, whatever was trusted
+    assert status_of(class_path="LambdaCallback", init_args={"setup": "lightning_llm.cli.process.os.system"}) == 2
+    error_line()
 
 
 @pytest.mark.parametrize(
