@@ -25,6 +25,7 @@ from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.environment import uses_tf32
+from lightning_llm.training.measured_optimizer import state_bytes
 from lightning_llm.training.measured_parts import measure_parts
 
 
@@ -94,7 +95,7 @@ class MemoryBudget:
 
 
 def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
-    """Bytes of the optimizer state, found by one step without storage.
+    """Bytes of the optimizer state, found by steps without storage.
 
     Args:
         model: The LanguageModel, which makes the optimizer.
@@ -102,13 +103,7 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
     """
     parameters = list(transformer.parameters())
     try:
-        optimizer = model.optimizer_over(model.groups_of(transformer))
-        for parameter in parameters:
-            parameter.grad = torch.empty_like(parameter)
-        optimizer.step()
-        return sum(
-            part.nbytes for state in optimizer.state.values() for part in state.values() if torch.is_tensor(part)
-        )
+        return state_bytes(model.optimizer_over(model.groups_of(transformer)), parameters)
     except Exception:  # the user's own optimizer, which needs real numbers: assume two float32 moments
         return 8 * sum(p.numel() for p in parameters)
 

@@ -18,7 +18,7 @@ from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, UNMEASURED, Measured, StepSettings
 from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.io.config_file import Section, config_path, merged, read_config
-from lightning_llm.io.trust import add_trust_option, is_custom
+from lightning_llm.io.trust import add_trust_option, is_custom, is_import_path, refuse_custom
 from lightning_llm.io.units import byte_size
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
@@ -27,7 +27,7 @@ from lightning_llm.runs.options import flat
 
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
-OWN = "lightning_llm.optim."
+OWN, OF_TORCH = "lightning_llm.optim.", "torch.optim."
 MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
 SIZES = {"context_length", "global_batch_size"}
@@ -98,7 +98,9 @@ def read_run(options: argparse.Namespace) -> RunConfig:
     kind = "cpu" if device is None else "cuda"
     context_length = _whole(raw, "data.context_length", CONTEXT_LENGTH)
     measured = _measured(config, precision, context_length)
-    optimizer = _optimizer(raw, config, precision, options.state_dtype, measured)
+    optimizer = _optimizer(
+        raw, config, precision, measured, state_dtype=options.state_dtype, trust_code=options.trust_code
+    )
     return RunConfig(
         raw=raw,
         dial=dialed,
@@ -274,13 +276,19 @@ def _vocab_size_of_run(config: Path) -> int | None:
 
 
 def _optimizer(
-    raw: Section, config: ModelConfig, precision: str, state_dtype: str | None, measured: Measured
+    raw: Section,
+    config: ModelConfig,
+    precision: str,
+    measured: Measured,
+    *,
+    state_dtype: str | None,
+    trust_code: bool,
 ) -> Optimizer:
     """What a RunConfig says about the optimizer and its state; ``state_dtype`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
     if name not in STATE_PER_PARAMETER:
-        raise ValueError(f"optimizer {shown(path)} is not known: choose among {', '.join(STATE_PER_PARAMETER)}")
+        return Optimizer(name, False, _measured_state(path, arguments, config, precision, trust_code), None)
     dtype = state_dtype or _name({"optimizer": arguments}, "optimizer.state_dtype")
     if dtype not in STATE_BYTES:
         raise ValueError(f"state_dtype {shown(dtype)} is not covered: write bfloat16, or leave it out")
@@ -295,6 +303,17 @@ def _optimizer(
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)
     return Optimizer(name, is_own, state, dtype if is_own else None)
+
+
+def _measured_state(path: str, arguments: Section, config: ModelConfig, precision: str, trust_code: bool) -> float:
+    """The state of an optimizer that the accounting does not know: it costs loading torch, and runs its class."""
+    if not is_import_path(path):
+        raise ValueError(f"optimizer {shown(path)} is not known: choose among {', '.join(STATE_PER_PARAMETER)}")
+    if not path.startswith(OF_TORCH):
+        refuse_custom([path], "the config", trust_code=trust_code)
+    from lightning_llm.training.measured_optimizer import state_per_parameter
+
+    return state_per_parameter(path, arguments, config, precision)
 
 
 def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:

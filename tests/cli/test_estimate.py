@@ -56,6 +56,16 @@ def test_packed_documents_are_counted(config, tmp_path):
     assert found["settings"]["document_mask"] is True
 
 
+@pytest.mark.parametrize(
+    ("path", "words", "state"),
+    [("torch.optim.Adamax", [], 2), ("pytorch_optimizer.ScheduleFreeAdamW", ["--trust-code"], 2)],
+)
+def test_the_state_of_an_optimizer_that_is_not_listed_is_measured(path, words, state, config, tmp_path):
+    file = config(model={"architecture": ARCHITECTURE, "optimizer": path})
+    memory = run(tmp_path, "--config", file, "--precision", "32-true", *words)["memory"]
+    assert memory["optimizer_state"] == pytest.approx(state * memory["parameters"], rel=0.01)
+
+
 def first_line(capsys):
     return capsys.readouterr().out.splitlines()[0]
 
@@ -274,6 +284,11 @@ def test_no_torch_is_imported():
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": {**ARCHITECTURE, "dropout": 0.1}}}, "dropout on a CPU is not covered"),
         ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer 'my.Own' is not known"),
+        (
+            [],
+            {"model": {"architecture": ARCHITECTURE, "optimizer": "pytest.Own"}},
+            "code from outside lightning_llm: pytest.Own",
+        ),
         (
             ["--state-dtype", "bfloat16"],
             {"model": {"architecture": ARCHITECTURE, "optimizer": {"class_path": "torch.optim.Adam"}}},

@@ -1,0 +1,58 @@
+"""The state of an optimizer, found by two steps on tensors without storage."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from lightning_llm.io.trust import import_trusted, not_found
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.optim.groups import param_groups
+
+
+def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
+    """Bytes of the state after two steps: the first one may only collect what the second one needs, as in SOAP.
+
+    Args:
+        optimizer: A new one.
+        parameters: All of its own, on the ``meta`` device; they get gradients.
+    """
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    if hasattr(optimizer, "train"):  # without a schedule, it has a mode
+        optimizer.train()
+    for _ in range(2):
+        optimizer.step(lambda: 0.0)
+    return sum(leaf.nbytes for leaf in tree_leaves(dict(optimizer.state)) if torch.is_tensor(leaf))
+
+
+def state_per_parameter(path: str, arguments: Mapping[str, Any], config: ModelConfig, precision: str) -> float:
+    """Tensors of a parameter's size that an optimizer keeps for each parameter, on average over the model.
+
+    Args:
+        path: Its import path, which the caller trusts.
+        arguments: Of its constructor, besides the parameters.
+        config: Of the model.
+        precision: Of the run.
+
+    Raises:
+        ValueError: There is no such class; its arguments are wrong; or its steps need numbers.
+    """
+    try:
+        optimizer_class = import_trusted(path)
+    except (ImportError, AttributeError):
+        raise not_found("model.optimizer", path) from None
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+        raise ValueError(f"model.optimizer {path} must be a subclass of torch.optim.Optimizer")
+    with torch.device("meta"):
+        model = Transformer(config).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
+    parameters = list(model.parameters())
+    try:
+        state = state_bytes(optimizer_class(param_groups(model), **arguments), parameters)
+    except Exception as error:  # whatever the class raises
+        raise ValueError(f"model.optimizer {path} cannot be measured: {error}") from error
+    return state / sum(parameter.nbytes for parameter in parameters)
