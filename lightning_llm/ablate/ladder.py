@@ -42,7 +42,7 @@ _PREDICTED = record(
     {"difference": NUMBER, "interval": _PAIR, "prediction_interval": _PAIR, "answer": TEXT},
     {"shown_up_to": maybe(NUMBER)},
 )
-_PROMISE = {"size": TEXT, "compute": POSITIVE, "pairs": whole(2), "variants": by_name(maybe(_PREDICTED), least=0)}
+_PROMISE = {"size": TEXT, "compute": POSITIVE, "pairs": whole(2), "variants": by_name(maybe(_PREDICTED), min_fields=0)}
 _PROMISE |= {"plans": by_name(SHA256), "hash": SHA256}
 _FILE = record({"asked": open_record({}, {}), "computes": by_name(POSITIVE), "hash": SHA256})
 

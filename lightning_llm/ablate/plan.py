@@ -64,11 +64,11 @@ _ARM = open_record(
         **{"solved": maybe(whole(1)), "matched": check("options", lambda value: isinstance(value, dict))},
     },
 )
-_FROZEN = {"asked_configs": by_name(SHA256, least=0), "code": SHA256}
+_FROZEN = {"asked_configs": by_name(SHA256, min_fields=0), "code": SHA256}
 _FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_ARM)}
-_FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), least=0)}
+_FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), min_fields=0)}
 _REPLAY = record({"difference": NUMBER, "source": TEXT})
-_REUSED = record({"runs": by_name(TEXT, least=0), "replay": maybe(_REPLAY), "variants": BOOL})
+_REUSED = record({"runs": by_name(TEXT, min_fields=0), "replay": maybe(_REPLAY), "variants": BOOL})
 _MAY_HAVE = {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256, "idea": IDEA}
 _PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, _MAY_HAVE)
 _OF_VARIANTS = maybe(list_of(TEXT))

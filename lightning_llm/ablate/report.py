@@ -26,7 +26,7 @@ UNITS = {VALIDATION_LOSS: "nats/token", "bits_per_byte": "bits/byte"}
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
 TEXTS = ("store", "path", "corpus")  # of the data
-_DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, least=0))}
+_DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, min_fields=0))}
 _TRAINER = {"limit_val_batches": maybe(NUMBER)}
 _CONFIG = open_record({}, {"trainer": maybe(open_record({}, _TRAINER)), "data": maybe(open_record({}, _DATA))})
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null

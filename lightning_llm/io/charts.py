@@ -119,9 +119,9 @@ def svg(draw: Callable[..., None], *content: Any, width: float, height: float, c
     with canvas(width, height, ink=PAGE_INK, background="none", style=_ON_A_PAGE, ncols=columns) as axes:
         draw(axes[0], *content)
         axes[0, 0].figure.savefig(file, format="svg", metadata={"Date": None})
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL).replace(PAGE_INK, "currentColor")
-    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # those of several plots are the same
-    return drawn[drawn.index("<svg") :].strip()
+    text = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL).replace(PAGE_INK, "currentColor")
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # those of several plots are the same
+    return text[text.index("<svg") :].strip()
 
 
 def legend(axis: Any, **options: Any) -> None:

@@ -156,12 +156,12 @@ def _refuse_repeated(keys: list[yaml.Node]) -> None:
 
 def merged(first: Section, second: Section) -> Section:
     """Options of two configs: the second overrides; options of another class than the first's are not mixed in."""
-    found = dict(first)
+    options = dict(first)
     for name, value in second.items():
-        before = found.get(name)
-        if isinstance(before, dict) and isinstance(value, dict):
-            is_same_class = value.get("class_path", before.get("class_path")) == before.get("class_path")
-            found[name] = merged(before, value) if is_same_class else value
+        first_value = options.get(name)
+        if isinstance(first_value, dict) and isinstance(value, dict):
+            is_same_class = value.get("class_path", first_value.get("class_path")) == first_value.get("class_path")
+            options[name] = merged(first_value, value) if is_same_class else value
         else:
-            found[name] = value
-    return found
+            options[name] = value
+    return options

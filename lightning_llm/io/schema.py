@@ -67,24 +67,24 @@ def maybe(schema: Schema) -> Schema:
     return lambda value, name: () if value is None else schema(value, name)
 
 
-def list_of(schema: Schema, most: float = math.inf) -> Schema:
-    """A list of at most ``most`` items."""
-    expected = "a list" if most == math.inf else f"a list of at most {most}"
+def list_of(schema: Schema, max_items: float = math.inf) -> Schema:
+    """A list of at most ``max_items`` items."""
+    expected = "a list" if max_items == math.inf else f"a list of at most {max_items}"
 
     def problems(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, list | tuple) or len(value) > most:
+        if not isinstance(value, list | tuple) or len(value) > max_items:
             return [f"{name} is {shown(value)}, expected {expected}"]
         return (problem for number, item in enumerate(value) for problem in schema(item, f"{name}[{number}]"))
 
     return problems
 
 
-def by_name(schema: Schema, least: int = 1) -> Schema:
-    """An object with at least one field, or ``least``, of any name, whose values have one schema."""
+def by_name(schema: Schema, min_fields: int = 1) -> Schema:
+    """An object with at least one field, or ``min_fields``, of any name, whose values have one schema."""
 
     def problems(value: Any, name: str) -> Iterable[str]:
-        if not isinstance(value, dict) or len(value) < least or not all(isinstance(k, str) and k for k in value):
-            return [f"{name} is {shown(value)}, expected {'at least one' if least else 'options'} by name"]
+        if not isinstance(value, dict) or len(value) < min_fields or not all(isinstance(k, str) and k for k in value):
+            return [f"{name} is {shown(value)}, expected {'at least one' if min_fields else 'options'} by name"]
         return (problem for key, item in value.items() for problem in schema(item, f"{name}.{field_name(key)}"))
 
     return problems

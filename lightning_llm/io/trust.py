@@ -178,7 +178,7 @@ def import_trusted(path: str) -> Any:
 
 def trusted_definitions() -> set[str]:
     """The trusted paths, and where what they lead to is defined, as far as it has been imported by now."""
-    places = set(TRUSTED)
+    definitions = set(TRUSTED)
     for path in TRUSTED:
         top, *names = path.split(".")
         value: Any = sys.modules.get(top)
@@ -188,8 +188,8 @@ def trusted_definitions() -> set[str]:
             value = value.func
         owner = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
         if value is not None and isinstance(getattr(owner, "__module__", None), str):
-            places.add(f"{owner.__module__}.{owner.__qualname__.partition('.<locals>')[0]}")
-    return places
+            definitions.add(f"{owner.__module__}.{owner.__qualname__.partition('.<locals>')[0]}")
+    return definitions
 
 
 class CurrentFolder:

@@ -117,13 +117,13 @@ def check_regular(path: str | os.PathLike[str], limit: int | None = None) -> Non
         ValueError: It is not a file, or has more than ``limit`` bytes.
         OSError: It is missing.
     """
-    _check_kind(path, os.stat(path), limit)
+    _check_file_type(path, os.stat(path), limit)
 
 
-def _check_kind(path: object, status: os.stat_result, limit: int | None) -> None:
+def _check_file_type(path: object, status: os.stat_result, limit: int | None) -> None:
     if not stat.S_ISREG(status.st_mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
-        raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(status.st_mode), 'a device')}, expected a file")
+        types = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
+        raise ValueError(f"{path} is {types.get(stat.S_IFMT(status.st_mode), 'a device')}, expected a file")
     if limit is not None and status.st_size > limit:
         raise ValueError(f"{path} has {status.st_size} bytes, expected at most {limit}")
 
@@ -135,10 +135,10 @@ def descriptor_of(path: str | os.PathLike[str], flags: int, limit: int | None = 
     may have been replaced: then ``O_NONBLOCK`` keeps a FIFO from waiting. Errors as in :func:`check_regular`.
     """
     with suppress(FileNotFoundError):
-        _check_kind(path, os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW), limit)
+        _check_file_type(path, os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW), limit)
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     try:
-        _check_kind(path, os.fstat(descriptor), limit)
+        _check_file_type(path, os.fstat(descriptor), limit)
     except BaseException:
         os.close(descriptor)
         raise
@@ -239,8 +239,8 @@ class Fields:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{shown(twice)} is given twice")
+        ((repeated_name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{shown(repeated_name)} is given twice")
     return content
 
 
@@ -259,8 +259,8 @@ def printable(text: str) -> str:
     """
 
     def escaped(match: re.Match[str]) -> str:
-        before = text[max(0, match.start() - 1) : match.start()]
-        is_shaping = match[0] in _JOINERS and before > _LAST_LATIN and not _OBEYED.match(before)
+        previous = text[max(0, match.start() - 1) : match.start()]
+        is_shaping = match[0] in _JOINERS and previous > _LAST_LATIN and not _OBEYED.match(previous)
         return match[0] if is_shaping else _escaped(match[0])
 
     return _OBEYED.sub(escaped, text)
