@@ -51,7 +51,7 @@ class RunDirectory:
                 raise ValueError(f"run directory {name} points outside {root}: give the name of a folder in it")
         self.root, self.experiment, self._version = Path(root).expanduser(), experiment, version
         self._path: Path | None = None
-        self._named: Path | None = None
+        self._requested_path: Path | None = None
         self._lock: RunLock | None = None
 
     @property
@@ -60,9 +60,9 @@ class RunDirectory:
         if self._path is None:
             parent = self.root / (EXPERIMENT if self.experiment is None else self.experiment)
             if not is_rank_zero():
-                return self._named or parent / f"{PREFIX}{next_number(parent)}"
-            if self._named is not None:
-                self._path = _made(self._named)
+                return self._requested_path or parent / f"{PREFIX}{next_number(parent)}"
+            if self._requested_path is not None:
+                self._path = _create(self._requested_path)
                 return self._path
             try:
                 self._path = claim(parent, self._version)
@@ -78,7 +78,7 @@ class RunDirectory:
 
     def name(self, path: Path) -> None:
         """Use exactly this folder, which must not exist yet."""
-        self._named = path.expanduser()
+        self._requested_path = path.expanduser()
 
     def take(self, path: Path) -> None:
         """Use a folder that exists."""
@@ -86,7 +86,7 @@ class RunDirectory:
 
     def prefer(self, path: Path) -> None:
         """If no folder is claimed yet, try this one first, then others in the same parent."""
-        if self._path is None and self._named is None:
+        if self._path is None and self._requested_path is None:
             self.root, self.experiment, self._version = path.parent.parent, path.parent.name, path.name
 
     def open(self) -> None:
@@ -133,19 +133,19 @@ def is_rank_zero() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
-def claim(parent: Path, wanted: str | None = None) -> Path:
-    """Create a new folder in ``parent`` for this process alone: ``wanted``, or the next ``version_<n>``."""
+def claim(parent: Path, name: str | None = None) -> Path:
+    """Create a new folder in ``parent`` for this process alone: ``name``, or the next ``version_<n>``."""
     parent.mkdir(parents=True, exist_ok=True)
     numbered = (f"{PREFIX}{number}" for number in itertools.count(next_number(parent)))
     while True:
-        folder = parent / (wanted or next(numbered))
+        folder = parent / (name or next(numbered))
         with suppress(FileExistsError):
             folder.mkdir()
             return folder
-        wanted = None
+        name = None
 
 
-def _made(folder: Path) -> Path:
+def _create(folder: Path) -> Path:
     """Create the folder that ``trainer.run_dir`` names."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -37,14 +37,14 @@ def event_files(run: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if MARK in name)
 
 
-def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
+def read_curves(run: Path, is_wanted: Callable[[str], bool]) -> dict[str, Curve]:
     """Curves by name: (step, value), in the order of steps, without values that are NaN or infinite.
 
     Where a run was resumed, what it wrote after the step that it resumed from is left out, as TensorBoard does.
 
     Args:
         run: The run directory.
-        wanted: Whether a name is.
+        is_wanted: Whether a name is.
 
     Raises:
         ValueError: An event file is a FIFO or a device, or there are more than ``MOST_VALUES`` numbers, or
@@ -61,37 +61,37 @@ def read_curves(run: Path, wanted: Callable[[str], bool]) -> dict[str, Curve]:
                 event = Event.FromString(record)
             except DecodeError:
                 break  # damaged: TensorBoard stops there too
-            kind, step = event.WhichOneof("what"), event.step  # each access costs as much as parsing
-            values = event.summary.value if kind == "summary" else ()
+            field, step = event.WhichOneof("what"), event.step  # each access costs as much as parsing
+            values = event.summary.value if field == "summary" else ()
             count, size = count + max(1, len(values)), size + len(record)
             if count > MOST_VALUES or size > MOST_BYTES:
                 raise ValueError(f"{run}: the event files have more than {MOST_VALUES} numbers or {MOST_BYTES} bytes")
-            if kind == "session_log" and event.session_log.status == SessionLog.START:
+            if field == "session_log" and event.session_log.status == SessionLog.START:
                 points.append((step, "", math.nan))
             for value in values:
                 number = value.simple_value if value.HasField("simple_value") else math.nan
-                if math.isfinite(number) and wanted(value.tag):
+                if math.isfinite(number) and is_wanted(value.tag):
                     points.append((step, value.tag, number))
             if len(points) > MOST_POINTS:
                 raise ValueError(f"{run}: the curves that are needed have more than {MOST_POINTS} points")
-    found = dict[str, dict[int, float]]()
+    curves = dict[str, dict[int, float]]()
     resumed_from = math.inf  # the lowest step of the starts that come later
     for step, name, number in reversed(points):
         if math.isnan(number):
             resumed_from = min(resumed_from, step)
         elif step < resumed_from:
-            found.setdefault(name, {}).setdefault(step, number)
-    return {name: sorted(curve.items()) for name, curve in found.items()}
+            curves.setdefault(name, {}).setdefault(step, number)
+    return {name: sorted(curve.items()) for name, curve in curves.items()}
 
 
 def _records(path: Path) -> Iterator[Any]:
     """The contents of the records that may have numbers, up to the first one that is not whole."""
     with open_regular(path) as file:
-        left = os.fstat(file.fileno()).st_size
-        while left >= 16:
+        bytes_left = os.fstat(file.fileno()).st_size
+        while bytes_left >= 16:
             (length,) = struct.unpack("<Q4x", file.read(12))
-            left -= length + 16
-            if left >= 0 and length > LONGEST:
+            bytes_left -= length + 16
+            if bytes_left >= 0 and length > LONGEST:
                 file.seek(length + 4, os.SEEK_CUR)
-            elif left >= 0:
+            elif bytes_left >= 0:
                 yield file.read(length + 4)[:length]

@@ -97,18 +97,17 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
-    tried = []
+    names = []
     for number, path in enumerate(in_time(candidates)):
-        tried.append(path.name)
+        names.append(path.name)
         if is_intact(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
                 say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
-    are_all = len(tried) == len(_files(run)) - (candidates is files and best.exists())
-    if are_all:
-        raise ValueError(f"every checkpoint of {run} is truncated or damaged: {', '.join(tried)}")
-    raise ValueError(f"each of {len(tried)} tried checkpoints of {run} is truncated or damaged: {', '.join(tried)}")
+    if len(names) == len(_files(run)) - (candidates is files and best.exists()):
+        raise ValueError(f"every checkpoint of {run} is truncated or damaged: {', '.join(names)}")
+    raise ValueError(f"each of {len(names)} tried checkpoints of {run} is truncated or damaged: {', '.join(names)}")
 
 
 def step_in(checkpoint: Path) -> int:
@@ -137,9 +136,9 @@ def _newest_first(run: Path) -> list[Path]:
     def age(path: Path) -> tuple[int, int, int, bool]:
         is_named_by_run = step_of(path) >= 0
         try:
-            content = read_outline(path)
-            start = content.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
-            return ("optimizer_states" in content), start, content["global_step"], is_named_by_run
+            outline = read_outline(path)
+            start = outline.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
+            return ("optimizer_states" in outline), start, outline["global_step"], is_named_by_run
         except (ValueError, KeyError):
             return 2, 0, step_of(path), is_named_by_run
 
@@ -165,14 +164,14 @@ def open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Tr
     from lightning_llm.checkpoints.reading import load_transformer
     from lightning_llm.interop.reader import is_model_folder, load_model
 
-    content: str | None
+    tokenizer: str | None
     if is_model_folder(Path(name)):
-        model, content = load_model(Path(name), device)
+        model, tokenizer = load_model(Path(name), device)
     else:
-        model, content = load_transformer(find_checkpoint(name, RUNS), device, trust_code=trust_code)
-    if content is None:
+        model, tokenizer = load_transformer(find_checkpoint(name, RUNS), device, trust_code=trust_code)
+    if tokenizer is None:
         raise ValueError(f"{name} holds no tokenizer: give a model that was trained or exported with one")
-    return model, Tokenizer.from_str(content)
+    return model, Tokenizer.from_str(tokenizer)
 
 
 def check_device(name: str) -> None:

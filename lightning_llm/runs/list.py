@@ -66,7 +66,7 @@ def look_at(path: Path, folder: Path) -> ListedRun:
         with suppress(ValueError, OSError):  # a damaged summary
             loss = read_summary(path, ("val_loss",)).get("val_loss", loss)
     files = {(entry.st_dev, entry.st_ino): entry for _, entry in entries}.values()
-    written = max((entry.st_mtime for entry in files), default=0.0)
+    newest_s = max((entry.st_mtime for entry in files), default=0.0)
     is_inside = path.resolve() == folder.resolve() / path.relative_to(folder)  # and not behind a link
     return ListedRun(
         run=str(path),
@@ -74,23 +74,23 @@ def look_at(path: Path, folder: Path) -> ListedRun:
         step=state.step,
         val_loss=loss,
         bytes=sum(512 * entry.st_blocks for entry in files),
-        age_s=max(0.0, time.time() - written),
+        age_s=max(0.0, time.time() - newest_s),
         removable=is_held is False and is_inside and is_useless(path),
     )
 
 
 def with_differences(rows: list[ListedRun]) -> list[ListedRun]:
     """The runs, each with the options that are not the same in all runs of its folder."""
-    texts: dict[int, str] = {}
+    differing: dict[int, str] = {}
     folders = [Path(row.run).resolve().parent for row in rows]
     for folder in set(folders):
-        members = [number for number, parent in enumerate(folders) if parent == folder]
+        numbers = [number for number, parent in enumerate(folders) if parent == folder]
         with suppress(ValueError, OSError):  # a damaged config: nothing is known
-            runs = find_runs([rows[number].run for number in members]) if len(members) > 1 else []
-            columns = option_columns(runs, ()) if len(runs) == len(members) else {}
-            for position, number in enumerate(members):
-                texts[number] = ", ".join(f"{name}={column[position]}" for name, column in columns.items())
-    return [dataclasses.replace(row, differs=texts.get(number, "")) for number, row in enumerate(rows)]
+            runs = find_runs([rows[number].run for number in numbers]) if len(numbers) > 1 else []
+            columns = option_columns(runs, ()) if len(runs) == len(numbers) else {}
+            for position, number in enumerate(numbers):
+                differing[number] = ", ".join(f"{name}={column[position]}" for name, column in columns.items())
+    return [dataclasses.replace(row, differs=differing.get(number, "")) for number, row in enumerate(rows)]
 
 
 def is_useless(run: Path) -> bool:

@@ -30,7 +30,7 @@ class Run:
     options: Mapping[str, Any]
 
     @property
-    def place(self) -> str:
+    def short_path(self) -> str:
         """The last two folders of its path."""
         return "/".join(part for part in self.path.resolve().parts[-2:] if part != "/")
 
@@ -41,14 +41,14 @@ class Run:
 
 
 def find_runs(
-    names: Sequence[str], file: str = "", without: str = "", say: Callable[[str], object] = lambda line: None
+    names: Sequence[str], file: str = "", message: str = "", say: Callable[[str], object] = lambda line: None
 ) -> list[Run]:
     """The runs that a command line names.
 
     Args:
         names: Run directories, and folders that contain some, up to two levels down.
         file: Pattern of a file that a run must have; empty: none.
-        without: The message about a run that does not have it.
+        message: The message about a run that does not have it.
         say: Called with a line for each run that was found below a folder and left out for that.
 
     Raises:
@@ -59,12 +59,12 @@ def find_runs(
         runs = run_folders(name)
         complete = [path for path in runs if not file or any(path.glob(file))]
         if not complete:
-            raise ValueError(f"{name}: {without}")
+            raise ValueError(f"{name}: {message}")
         for path in runs:
             if path in complete:
                 paths.setdefault(identity_of(path), path)
             else:
-                say(f"left out {path}: {without}")
+                say(f"left out {path}: {message}")
     return [Run(path, _options(path)) for path in paths.values()]
 
 
@@ -81,9 +81,9 @@ def run_folders(name: str) -> list[Path]:
     runs: list[Path] = []
     level = [folder]
     for _ in range(3):  # each folder once, however many links lead to it
-        new = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
-        level = [path for real, path in new.items() if real not in seen and path.is_dir()]
-        seen |= new.keys()
+        by_real_path = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
+        level = [path for real, path in by_real_path.items() if real not in seen and path.is_dir()]
+        seen |= by_real_path.keys()
         runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENTS))]
         level = [inner for path in level for inner in path.glob("*")]
     runs.sort(key=lambda path: (path != folder, _natural(path)))
@@ -97,10 +97,10 @@ def run_folders(name: str) -> list[Path]:
 def identity_of(run: Path) -> object:
     """What two paths of the same run have in common: links lead to one folder, or another experiment has its files."""
     try:
-        facts = (run / CONFIG).stat()
+        status = (run / CONFIG).stat()
     except OSError:
         return run.resolve()
-    return facts.st_dev, facts.st_ino
+    return status.st_dev, status.st_ino
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -130,7 +130,7 @@ def option_columns(runs: Sequence[Run], leave_out: Collection[str]) -> dict[str,
 
 
 def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
-    """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; its place if nothing does.
+    """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; else its short path.
 
     Where that would be long for runs of several configs, it is the name of the config and what differs among its runs.
 
@@ -141,23 +141,24 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     Returns:
         Texts that may be the same for several runs; see :func:`made_different`.
     """
-    texts = _distinguished(runs, leave_out)
+    texts = _distinctions(runs, leave_out)
     if max(map(len, texts), default=0) > LONGEST_NAME:
         for folder in {run.path.resolve().parent for run in runs}:
             members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
-            for number, text in zip(members, _distinguished([runs[n] for n in members], leave_out), strict=True):
+            for number, text in zip(members, _distinctions([runs[n] for n in members], leave_out), strict=True):
                 texts[number] = f"{folder.name}: {text}" if text else folder.name
-    return [text or run.place for text, run in zip(texts, runs, strict=True)]
+    return [text or run.short_path for text, run in zip(texts, runs, strict=True)]
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """The :func:`descriptions`, made different and valid as names of folders; a place is a folder in a folder.
+    """The :func:`descriptions`, made different and valid as names of folders; a short path is a folder in a folder.
 
     No name is that of a folder that another one is in: it would lead into the run of that name.
     """
     names: list[str] = []
     for text, run in zip(made_different(descriptions(runs), runs), runs, strict=True):
-        name, number = "/".join(map(file_name, text.split("/"))) if text == run.place else file_name(text), 1
+        name = "/".join(map(file_name, text.split("/"))) if text == run.short_path else file_name(text)
+        number = 1
         while any(f"{name}/".startswith(f"{other}/") or f"{other}/".startswith(f"{name}/") for other in names):
             number += 1
             name = file_name(f"{text} #{number}")
@@ -191,7 +192,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(-1, piece) if number is None else (number, "") for number, piece in pieces]
 
 
-def _distinguished(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
+def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
     columns = option_columns(runs, leave_out).items()
     return [
         ", ".join(f"{name}={column[number]}" for name, column in columns if name in run.options)

@@ -38,9 +38,9 @@ class ClassPath(str):
 
     def __new__(cls, path: str) -> "ClassPath":
         """Make it from the complete path."""
-        made = super().__new__(cls, path.rpartition(".")[2])
-        made.path = path
-        return made
+        class_path = super().__new__(cls, path.rpartition(".")[2])
+        class_path.path = path
+        return class_path
 
 
 class _Absent:
@@ -62,23 +62,23 @@ def short_options(options: Mapping[str, Any]) -> dict[str, Any]:
         is a ``ClassPath``. Callbacks that may change a result are a list of these, each with its options.
     """
     shortened: dict[str, Any] = {}
-    for full, value in flat(options).items():
-        names = full.split(".")
-        short = ".".join(name for name in names if name not in WRAPPERS) or names[0]
-        if full == CALLBACKS:
+    for full_name, value in flat(options).items():
+        names = full_name.split(".")
+        short_name = ".".join(name for name in names if name not in WRAPPERS) or names[0]
+        if full_name == CALLBACKS:
             shortened |= _callbacks(value)
-        elif not is_among(full, UNCOMPARED):
+        elif not is_among(full_name, UNCOMPARED):
             is_class = names[-1] == CLASS_PATH and isinstance(value, str)
-            shortened[full if short in shortened else short] = ClassPath(value) if is_class else value
+            shortened[full_name if short_name in shortened else short_name] = ClassPath(value) if is_class else value
     return shortened
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested options by their dotted names."""
-    named: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for name, value in options.items():
-        named |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return named
+        flattened |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flattened
 
 
 def is_among(name: str, options: Sequence[str]) -> bool:
@@ -108,19 +108,19 @@ def shown(value: Any, detail: int = 0) -> str:
 
 def labels(values: Sequence[Any]) -> list[str]:
     """Values of one option as texts: the shortest that differ for different values."""
-    texts = _different({identity(value): value for value in values})
+    texts = _distinct_texts({identity(value): value for value in values})
     return [texts[identity(value)] for value in values]
 
 
-def _different(values: Mapping[Hashable, Any]) -> dict[Hashable, str]:
+def _distinct_texts(values: Mapping[Hashable, Any]) -> dict[Hashable, str]:
     texts: dict[Hashable, str] = {}
     for detail in range(MOST_WORDS):
-        before, texts = texts, {key: shown(value, detail) for key, value in values.items()}
+        shorter_texts, texts = texts, {key: shown(value, detail) for key, value in values.items()}
         if len(set(texts.values())) == len(texts):
             return texts
-        if texts == before:  # more words say nothing new
+        if texts == shorter_texts:  # more words say nothing new
             break
-    return {key: str(v) if v is ABSENT else json.dumps(v, default=str) for key, v in values.items()}
+    return {key: str(value) if value is ABSENT else json.dumps(value, default=str) for key, value in values.items()}
 
 
 def identity(value: Any) -> Hashable:
@@ -138,8 +138,8 @@ def identity(value: Any) -> Hashable:
 
 def _callbacks(callbacks: Any) -> dict[str, Any]:
     """Those that may change a result: their classes in order, and the options of each."""
-    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    specs = [spec if isinstance(spec, Mapping) else {CLASS_PATH: spec} for spec in listed if spec is not None]
+    entries = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    specs = [spec if isinstance(spec, Mapping) else {CLASS_PATH: spec} for spec in entries if spec is not None]
     paths = [ClassPath(str(spec.get(CLASS_PATH))) for spec in specs]
     changing = [(path, spec) for path, spec in zip(paths, specs, strict=True) if not _only_shows(path)]
     options: dict[str, Any] = {CALLBACKS: [path for path, _ in changing]} if changing else {}

@@ -117,4 +117,4 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
 
 def _are_texts(value: Any, names: str) -> bool:
     texts = value.items() if isinstance(value, dict) else [("", None)]
-    return all(isinstance(each, str) and re.fullmatch(names, name, re.DOTALL) for name, each in texts)
+    return all(isinstance(text, str) and re.fullmatch(names, name, re.DOTALL) for name, text in texts)
