@@ -44,7 +44,7 @@ class Arm:
         return int(self.trainer.max_steps)
 
 
-ReadArm = Callable[[str, Sequence[str | Path], Sequence[str]], Arm]  # its name, its configs, and words that follow
+ReadArm = Callable[[str, Sequence[str | Path], Sequence[str]], Arm]  # its name, its configs, and arguments that follow
 
 
 def titled(name: str) -> str:

@@ -25,7 +25,7 @@ class Child:
 
     Args:
         out: The folder of the experiment.
-        words: Of ``lightning-llm``.
+        arguments: Of ``lightning-llm``.
         log: Its output is appended to this file; ``None``: it goes where this process's output goes.
         environment: Its environment; ``None``: that of this process.
         folder: Where it runs; ``None``: where this process does.
@@ -36,7 +36,7 @@ class Child:
     def __init__(
         self,
         out: Path,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -46,15 +46,15 @@ class Child:
     ) -> None:
         if log is not None:
             log.parent.mkdir(exist_ok=True)
-        opened: Any = nullcontext() if log is None else open_to_append(log)
+        log_file: Any = nullcontext() if log is None else open_to_append(log)
         main = (out / CODE / MAIN).resolve()
         self.process: subprocess.Popen[bytes] | Fork
-        with opened as output:
+        with log_file as output:
             if forks and environment is not None and folder is not None:
-                self.process = Fork(main, words, output.fileno(), environment, folder)
+                self.process = Fork(main, arguments, output.fileno(), environment, folder)
                 return
             self.process = subprocess.Popen(
-                [sys.executable, str(main), *words],
+                [sys.executable, str(main), *arguments],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

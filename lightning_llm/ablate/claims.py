@@ -38,7 +38,7 @@ class Claim:
         if time.monotonic() - self._renewed >= RENEW_S:
             os.utime(self.path)
             self._renewed = time.monotonic()
-        return not _name(self.path, 1).exists()
+        return not _successor(self.path).exists()
 
     def give_up(self) -> None:
         """Others may take the run at once."""
@@ -56,12 +56,12 @@ def take(folder: Path, run: str) -> Claim | None:
     newest = _newest(folder).get(run)
     if newest is not None and not _is_stale(newest):
         return None
-    path = folder / CLAIMS / f"{run}.0" if newest is None else _name(newest, 1)
+    path = folder / CLAIMS / f"{run}.0" if newest is None else _successor(newest)
     path.parent.mkdir(exist_ok=True)
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with os.fdopen(descriptor, "w") as file:
-            file.write(f"{os.getpid()} {_place()}\n")
+            file.write(f"{os.getpid()} {_process_scope()}\n")
         return Claim(path)
     return None
 
@@ -81,9 +81,9 @@ def _newest(folder: Path) -> dict[str, Path]:
     return {run: folder / CLAIMS / f"{run}.{number}" for run, number in numbers.items()}
 
 
-def _name(claim: Path, more: int) -> Path:
+def _successor(claim: Path) -> Path:
     start, _, number = claim.name.rpartition(".")
-    return claim.with_name(f"{start}.{int(number) + more}")
+    return claim.with_name(f"{start}.{int(number) + 1}")
 
 
 def _is_stale(claim: Path) -> bool:
@@ -91,8 +91,8 @@ def _is_stale(claim: Path) -> bool:
     renewed = claim.stat().st_mtime
     if not renewed:
         return True
-    pid, _, place = read_text(claim, 1 << 10).strip().partition(" ")
-    if place == _place() and _NUMBER.fullmatch(pid) and not is_alive(int(pid)):
+    pid, _, scope = read_text(claim, 1 << 10).strip().partition(" ")
+    if scope == _process_scope() and _NUMBER.fullmatch(pid) and not is_alive(int(pid)):
         return True
     return _file_system_time(claim.parent) - renewed > STALE_S
 
@@ -103,7 +103,7 @@ def _file_system_time(folder: Path) -> float:
         return os.fstat(probe.fileno()).st_mtime
 
 
-def _place() -> str:
+def _process_scope() -> str:
     """Where a process number means one process: the host since its last start, and its namespace of processes."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")

@@ -142,17 +142,17 @@ def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None
     Raises:
         ValueError: No run has finished, the baseline is none of them, or losses cannot be compared in pairs.
     """
-    first = [] if baseline is None else find_runs([baseline])
-    if len(first) > 1:
-        raise ValueError(f"--baseline {baseline} holds {len(first)} runs: give one of them")
-    runs = find_runs([*(str(run.path) for run in first), *names])
+    baseline_runs = [] if baseline is None else find_runs([baseline])
+    if len(baseline_runs) > 1:
+        raise ValueError(f"--baseline {baseline} holds {len(baseline_runs)} runs: give one of them")
+    runs = find_runs([*(str(run.path) for run in baseline_runs), *names])
     status = {run.path: unfinished(run.path) for run in runs}
-    left_out = [f"{path}: {words}" for path, words in status.items() if words]
+    left_out = [f"{path}: {problem}" for path, problem in status.items() if problem]
     finished = [_with_threads(run) for run in runs if not status[run.path]]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
-    if first and (words := status[first[0].path]):
-        raise ValueError(f"--baseline {baseline} has not finished: {words}")
+    if baseline_runs and (problem := status[baseline_runs[0].path]):
+        raise ValueError(f"--baseline {baseline} has not finished: {problem}")
     summaries = {run.path: read_summary(run.path, (*METRICS, STEPS)) for run in finished}
     sections = {}
     for text, (members, tokenizers) in _by_text(finished, summaries).items():
@@ -203,8 +203,8 @@ def _by_text(runs: Sequence[Run], summaries: Summaries) -> dict[str, tuple[list[
     by_batches: dict[str, tuple[str, Hashable]] = {}
     texts: dict[str, tuple[list[Run], dict[Path, Hashable]]] = {}
     for run in runs:
-        own, batches = (_text(run.options), _tokenizer(run.options)), summaries[run.path].get(VALIDATION_BATCHES)
-        text, tokenizer = by_batches.setdefault(batches, own) if batches else own
+        key, batches = (_text(run.options), _tokenizer(run.options)), summaries[run.path].get(VALIDATION_BATCHES)
+        text, tokenizer = by_batches.setdefault(batches, key) if batches else key
         members, tokenizers = texts.setdefault(text, ([], {}))
         members.append(run)
         tokenizers[run.path] = tokenizer
@@ -223,8 +223,8 @@ def _text(options: Mapping[str, Any]) -> str:
 
 
 def _tokenizer(options: Mapping[str, Any]) -> Hashable:
-    kind = options.get("data.tokenizer")
-    return identity(kind), identity(options.get("data.vocab_size")) if kind == "bpe" else None
+    tokenizer = options.get("data.tokenizer")
+    return identity(tokenizer), identity(options.get("data.vocab_size")) if tokenizer == "bpe" else None
 
 
 def _parameters_in(summary: Mapping[str, Any]) -> int | None:
@@ -259,16 +259,16 @@ def group_runs(
     """Groups in the order in which their first runs come."""
     runs = [run for run, _ in results]
     columns = option_columns(runs, SEEDS)
-    gathered: dict[Hashable, list[int]] = {}
+    by_options: dict[Hashable, list[int]] = {}
     for number, run in enumerate(runs):
         # without a config nothing is known to be the same
         key = tuple(column[number] for column in columns.values()) if run.options else run.path
-        gathered.setdefault(key, []).append(number)
-    told = descriptions(runs, leave_out=SEEDS)
-    firsts = [numbers[0] for numbers in gathered.values()]
-    titles = made_different([told[first] for first in firsts], [runs[first] for first in firsts])
+        by_options.setdefault(key, []).append(number)
+    names = descriptions(runs, leave_out=SEEDS)
+    firsts = [numbers[0] for numbers in by_options.values()]
+    titles = made_different([names[first] for first in firsts], [runs[first] for first in firsts])
     groups = []
-    for title, first, numbers in zip(titles, firsts, gathered.values(), strict=True):
+    for title, first, numbers in zip(titles, firsts, by_options.values(), strict=True):
         options = {name: column[first] for name, column in columns.items()} if runs[first].options else {}
         members = [results[number] for number in numbers]
         groups.append(_group(title, options, members, summaries or {}, (tokenizers or {}).get(runs[first].path)))
@@ -321,15 +321,17 @@ def effects(
     of_groups: list[list[Effect]] = [[] for _ in others]
     units = [LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
     for metric in METRICS:
-        samples, bases, is_loss = {}, {}, metric in (LOSS, BITS)
+        is_loss = metric in (LOSS, BITS)
+        samples: dict[str, Sample] = {}
+        bases: dict[str, list[float]] = {}
         for number, group in enumerate(others):
             is_wanted = not is_loss or units[number] == metric
             if is_wanted and metric in baseline.measures and metric in group.measures:
                 seeds = partners[number][0] if is_loss else []
                 sides = baseline.values(metric, seeds), group.values(metric, seeds)
                 samples[str(number)], bases[str(number)] = Sample(*sides, is_paired=bool(seeds)), sides[0]
-        own_delta = delta if metric == LOSS else None  # delta is in nats per token
-        for name, verdict in verdicts(samples, delta=own_delta, variants=len(others)).items():
+        metric_delta = delta if metric == LOSS else None  # delta is in nats per token
+        for name, verdict in verdicts(samples, delta=metric_delta, variants=len(others)).items():
             seeds, why = partners[int(name)]
             note = "" if not is_loss else why if seeds else f"not paired: {why}"
             of_groups[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
@@ -348,8 +350,8 @@ def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Ha
             excused = () if baseline.tokenizer == group.tokenizer else (BATCHES, VALIDATION_BATCHES)
             if why := mismatch(summaries.get(first.path, {}), summaries.get(second.path, {}), excused):
                 return [], f"seed {first.seed[0]}: {why}"
-    alone = baseline.seeds + group.seeds - 2 * len(seeds)
-    return seeds, f"{alone} seed{'s' if alone > 1 else ''} without a partner left out" if alone else ""
+    unpaired = baseline.seeds + group.seeds - 2 * len(seeds)
+    return seeds, f"{unpaired} seed{'s' if unpaired > 1 else ''} without a partner left out" if unpaired else ""
 
 
 def _peak_in_curves(run: Path) -> float | None:

@@ -68,11 +68,11 @@ class TrainingSteps:
         """The most that a step holds, with weights and optimizer state; ``None`` where it cannot be seen."""
         self.step()  # the optimizer's state is there from now on
         gc.collect()
-        held = [*self.model.parameters(), *self.model.buffers(), *tensors_in(self.optimizer.state)]
-        fixed: int = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
+        tensors = [*self.model.parameters(), *self.model.buffers(), *tensors_in(self.optimizer.state)]
+        fixed: int = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
         if self.device.type != "cuda" and getattr(self.model, "compile_mode", None) is not None:
             return None
-        return fixed + memory_of(self.step, lambda _: None, held, self.device.type)[1]
+        return fixed + memory_of(self.step, lambda _: None, tensors, self.device.type)[1]
 
 
 def flops_of(arm: Arm) -> int | None:
@@ -110,7 +110,7 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
         say: Called with a line before each pair.
     """
     sides: dict[str, Any] = {}
-    rounds, before = ROUNDS, _clock()
+    rounds, start = ROUNDS, _clock()
     for name in names[1:]:
         say(f"measuring {name} and the {names[0]}, interleaved")
         base, variant, (slow, fast) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
@@ -118,27 +118,27 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
         base_s = sides.setdefault(names[0], _row(base, slow, slow))["step_s"]
         row = _row(variant, fast, slow)
         # the machine may be slower now than for the first pair: the ratio is what both arms measured together
-        sides[name] = row | {f"step{part}_s": row[f"ratio{part}"] * base_s for part in ("", "_p20", "_p80")}
+        sides[name] = row | {f"step{suffix}_s": row[f"ratio{suffix}"] * base_s for suffix in ("", "_p20", "_p80")}
         device = base.device
         del base, variant
         gc.collect()
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     facts = {"machine": machine, "threads": torch.get_num_threads(), "date": datetime.date.today().isoformat()}
-    wall_s, others_s = (now - then for now, then in zip(_clock(), before, strict=True))
+    wall_s, others_s = (now - then for now, then in zip(_clock(), start, strict=True))
     facts["other_cores"] = others_s / wall_s if others_s == others_s else None
     return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": sides}
 
 
 def _clock() -> tuple[float, float]:
     """Seconds, and those that all cores together have computed for other programs; NaN where that cannot be seen."""
-    own = os.times()
+    process_times = os.times()
     try:
-        words = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+        fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
     except OSError:  # not Linux
         return time.monotonic(), math.nan
-    user, nice, system, _, _, irq, soft_irq = map(int, words[1:8])
+    user, nice, system, _, _, irq, soft_irq = map(int, fields[1:8])
     busy_s = (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
-    return time.monotonic(), busy_s - own.user - own.system
+    return time.monotonic(), busy_s - process_times.user - process_times.system
 
 
 def _row(steps: TrainingSteps, timing: Timing, base: Timing) -> dict[str, Any]:

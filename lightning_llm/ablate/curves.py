@@ -32,10 +32,10 @@ class Curves(NamedTuple):
 
         A share of the run is what both arms have in common if their numbers of steps differ.
         """
-        both = [seed for seed in self.seeds[BASELINE] if seed in self.seeds.get(name, ())]
-        steps, own = (np.array(self.steps[arm]) for arm in (BASELINE, name))
-        shares = steps / steps[-1], own / own[-1]
-        rows = [np.interp(*shares, self._of(name, seed)) - self._of(BASELINE, seed) for seed in both]
+        common = [seed for seed in self.seeds[BASELINE] if seed in self.seeds.get(name, ())]
+        steps, variant_steps = (np.array(self.steps[arm]) for arm in (BASELINE, name))
+        shares = steps / steps[-1], variant_steps / variant_steps[-1]
+        rows = [np.interp(*shares, self._losses_of(name, seed)) - self._losses_of(BASELINE, seed) for seed in common]
         return list(self.steps[BASELINE]), np.array(rows)
 
     def at_equal_time(self, name: str, sides: Mapping[str, Any], delta: float | None = None) -> float | None:
@@ -53,8 +53,8 @@ class Curves(NamedTuple):
         Returns:
             ``None`` if a time or loss is not known, or if the lines may be off by more than a quarter of delta.
         """
-        both = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
-        if not both or BASELINE not in sides or name not in sides:
+        common_seeds = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
+        if not common_seeds or BASELINE not in sides or name not in sides:
             return None
         step_s = {arm: sides[arm]["step_s"] for arm in (BASELINE, name)}
         if is_unknown(sides[name]):
@@ -62,12 +62,12 @@ class Curves(NamedTuple):
         end = min(seconds * self.steps[arm][-1] for arm, seconds in step_s.items())
         if any(end < seconds * self.steps[arm][0] for arm, seconds in step_s.items()):
             return None  # no loss is known that early
-        curves = {arm: np.mean([self._of(arm, seed) for seed in both], axis=0) for arm in step_s}
-        read = {arm: _interpolated(end / step_s[arm], self.steps[arm], curve) for arm, curve in curves.items()}
-        (base, base_error), (ours, our_error) = read.values()
-        return ours - base if base_error + our_error <= (delta or DELTA) / 4 else None
+        curves = {arm: np.mean([self._losses_of(arm, seed) for seed in common_seeds], axis=0) for arm in step_s}
+        interpolated = {arm: _interpolated(end / step_s[arm], self.steps[arm], curve) for arm, curve in curves.items()}
+        (base, base_error), (loss, error) = interpolated.values()
+        return loss - base if base_error + error <= (delta or DELTA) / 4 else None
 
-    def _of(self, name: str, seed: int) -> Any:
+    def _losses_of(self, name: str, seed: int) -> Any:
         return self.losses[name][list(self.seeds[name]).index(seed)]
 
 
@@ -102,8 +102,8 @@ def curves_of(loaded: Loaded) -> Curves:
         by_seed = {seed: curve for seed, curve in sorted(curves.items()) if curve}
         lengths = [tuple(step for step, _ in curve) for curve in by_seed.values()]
         common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more
-        kept = {seed: dict(curve) for seed, curve in by_seed.items() if set(common) <= {step for step, _ in curve}}
-        if common and kept:
-            steps[name], seeds[name] = list(common), list(kept)
-            losses[name] = np.array([[curve[step] for step in common] for curve in kept.values()])
+        complete = {seed: dict(curve) for seed, curve in by_seed.items() if {*common} <= {step for step, _ in curve}}
+        if common and complete:
+            steps[name], seeds[name] = list(common), list(complete)
+            losses[name] = np.array([[curve[step] for step in common] for curve in complete.values()])
     return Curves(steps, losses, seeds)

@@ -75,23 +75,23 @@ def _match(value: object, name: str) -> Iterable[str]:
 def _match_in_file(value: object, name: str) -> Iterable[str]:
     """A rule's name; one that solves for an option is ``NAME=OPTION``, or ``{NAME: {option: OPTION}}``."""
     fits = value in MATCHES and not MATCHES[value].is_solved if isinstance(value, str) else False
-    return check(f"one of {matches_in_words()}", lambda value: fits or _solved(value)[1] is not None)(value, name)
+    return check(f"one of {matches_in_words()}", lambda value: fits or _parsed(value)[1] is not None)(value, name)
 
 
-def _solved(match: Any) -> tuple[str, str | None]:
+def _parsed(match: Any) -> tuple[str, str | None]:
     """The name of the check, and the option that it solves for."""
     if isinstance(match, str) and "=" in match:
         rule, _, solved = match.partition("=")
         match = {rule: {"option": solved}}
     if not isinstance(match, dict):
         return match, None
-    ((name, inner),) = match.items() if len(match) == 1 else [("", None)]
-    option = inner.get("option") if isinstance(inner, dict) and len(inner) == 1 else None
+    ((name, settings),) = match.items() if len(match) == 1 else [("", None)]
+    option = settings.get("option") if isinstance(settings, dict) and len(settings) == 1 else None
     is_one = name in MATCHES and MATCHES[name].is_solved and isinstance(option, str) and option.startswith(ARCHITECTURE)
     return name, option if is_one else None
 
 
-def _held(schema: Schema, default: Any = dataclasses.MISSING) -> Any:
+def _plan_field(schema: Schema, default: Any = dataclasses.MISSING) -> Any:
     """A field that a plan holds."""
     return dataclasses.field(default=default, metadata={"schema": schema})
 
@@ -117,17 +117,17 @@ class Experiment:
         out: The folder of the experiment.
     """
 
-    name: str = _held(_NAME)
-    variants: Mapping[str, Options] = _held(by_name(_OPTIONS))
-    metric: str = _held(check(" or ".join(METRICS), lambda value: value in METRICS), METRICS[0])
-    delta: float | None = _held(maybe(_NUMBER), DELTA)
-    alpha: float = _held(_ALPHA, ALPHA)
-    looks: Sequence[int] = _held(_LOOKS, LOOKS)
-    precision: float | None = _held(maybe(_NUMBER), None)
-    first_seed: int = _held(_SEED, 0)
-    match: str = _held(_match, Tokens.name)
-    solved: str | None = _held(maybe(TEXT), None)
-    tune: Mapping[str, Any] | None = _held(maybe(record(_TUNE)), None)
+    name: str = _plan_field(_NAME)
+    variants: Mapping[str, Options] = _plan_field(by_name(_OPTIONS))
+    metric: str = _plan_field(check(" or ".join(METRICS), lambda value: value in METRICS), METRICS[0])
+    delta: float | None = _plan_field(maybe(_NUMBER), DELTA)
+    alpha: float = _plan_field(_ALPHA, ALPHA)
+    looks: Sequence[int] = _plan_field(_LOOKS, LOOKS)
+    precision: float | None = _plan_field(maybe(_NUMBER), None)
+    first_seed: int = _plan_field(_SEED, 0)
+    match: str = _plan_field(_match, Tokens.name)
+    solved: str | None = _plan_field(maybe(TEXT), None)
+    tune: Mapping[str, Any] | None = _plan_field(maybe(record(_TUNE)), None)
     baseline: tuple[str, ...] = ()
     options: Options = dataclasses.field(default_factory=dict)
     out: str = ""
@@ -139,15 +139,15 @@ class Experiment:
         Raises:
             ValueError: A variant has the name of no folder, or there are more runs than anyone trains.
         """
-        experiment = cls(**{name: content[name] for name in HELD})
+        experiment = cls(**{name: content[name] for name in PLAN_FIELDS})
         experiment.check(source)
         return experiment
 
     @property
-    def held(self) -> dict[str, Any]:
+    def plan_fields(self) -> dict[str, Any]:
         """What a plan holds of it, as JSON."""
         content = dataclasses.asdict(self)
-        return {name: content[name] for name in HELD} | {"looks": list(self.looks)}
+        return {name: content[name] for name in PLAN_FIELDS} | {"looks": list(self.looks)}
 
     @property
     def folder(self) -> str:
@@ -196,14 +196,14 @@ class Experiment:
         return f"seeds {FIRST_SEED} to {last} belong to tuning, and {pairs} pairs use {first} to {first + pairs - 1}"
 
 
-HELD: dict[str, Schema] = {
+PLAN_FIELDS: dict[str, Schema] = {
     field.name: field.metadata["schema"] for field in dataclasses.fields(Experiment) if field.metadata
 }
 # What a file writes in another way: looks are cut by pairs, and first_seed and solved are inside of others
 _FILE = record(
-    {"baseline": _texts, "variants": HELD["variants"]},
+    {"baseline": _texts, "variants": PLAN_FIELDS["variants"]},
     {
-        **{name: schema for name, schema in HELD.items() if name not in ("first_seed", "solved")},
+        **{name: schema for name, schema in PLAN_FIELDS.items() if name not in ("first_seed", "solved")},
         "options": maybe(_OPTIONS),
         "pairs": whole(1, MOST_PAIRS),
         "seeds": record({"first": _SEED}),
@@ -227,12 +227,14 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     """
     validate({"name": name, **content}, _FILE, source)
     fields = {"name": name} | {key: value for key, value in content.items() if value is not None or key == "delta"}
-    baseline, looks, pairs = fields["baseline"], fields.pop("looks", LOOKS), fields.pop("pairs", None)
+    looks = fields.pop("looks", LOOKS)
+    pairs = fields.pop("pairs", None)
+    baseline = fields["baseline"]
     fields["baseline"] = (baseline,) if isinstance(baseline, str) else tuple(baseline)
     fields["variants"] = {variant: flat_options(options) for variant, options in fields["variants"].items()}
     fields["options"] = flat_options(fields.get("options", {}))
     fields["first_seed"] = fields.pop("seeds", {}).get("first", 0)
-    fields["match"], fields["solved"] = _solved(fields.get("match", Tokens.name))
+    fields["match"], fields["solved"] = _parsed(fields.get("match", Tokens.name))
     if tune := fields.get("tune"):
         fields["tune"] = {"option": tune["option"], "factors": list(map(float, tune.get("factors", FACTORS)))}
         fields["tune"]["seeds"] = tune.get("seeds", TUNING_SEEDS)
@@ -241,19 +243,19 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     if problem := experiment.seeds_in_tuning(experiment.looks[-1]):
         raise ValueError(f"{source}: {problem}: give fewer pairs or another seeds.first")
     variants = ((options, f"variants.{variant}") for variant, options in experiment.variants.items())
-    for options, where in ((experiment.options, "options"), *variants):
-        if taken := [option for option in options if option in SET_BY_EXPERIMENT]:
-            raise ValueError(f"{source}: {where}: {taken[0]} is set by the experiment: leave it out")
+    for options, section in ((experiment.options, "options"), *variants):
+        if reserved := [option for option in options if option in SET_BY_EXPERIMENT]:
+            raise ValueError(f"{source}: {section}: {reserved[0]} is set by the experiment: leave it out")
     return experiment
 
 
-def _cut(looks: Sequence[int], most: int | None, source: object) -> tuple[int, ...]:
+def _cut(looks: Sequence[int], pairs: int | None, source: object) -> tuple[int, ...]:
     """The looks, cut to the number of pairs if there is one: fewer than at the first look are a pilot."""
     looks = list(looks)
-    if most is not None:
-        looks = [look for look in looks if look < most] + [most]
+    if pairs is not None:
+        looks = [look for look in looks if look < pairs] + [pairs]
     if looks[-1] == 1:
-        word = "looks [1]" if most is None else "pairs 1"
+        word = "looks [1]" if pairs is None else "pairs 1"
         raise ValueError(f"{source}: {word}: one pair has no interval: give at least 2")
     if looks[0] == 1:
         raise ValueError(f"{source}: looks {looks}: one pair has no interval: the first look needs at least 2")

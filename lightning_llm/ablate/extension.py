@@ -26,14 +26,14 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
     if unknown := [name for name in variants or () if name not in experiment.variants]:
         raise ValueError(f"--variants {unknown[0]}: {out} has {', '.join(experiment.variants)}")
     comparisons = [state, *([] if state.tuned is None else [state.tuned])]
-    if variants is None and not any(compared.undecided for compared in comparisons):
+    if variants is None and not any(comparison.undecided for comparison in comparisons):
         advice = "name those that you want to know better: --variants NAME"
         raise ValueError(f"{out}: every comparison has ended: {advice}")
     if not 1 <= pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {pairs}")
     added = Added(pairs, variants)
     try:
-        look = max(_look_with(added, compared, experiment) for compared in comparisons)
+        look = max(_look_with(added, comparison, experiment) for comparison in comparisons)
     except ValueError as error:
         raise ValueError(f"--pairs {pairs}: {error}: give fewer") from None
     if problem := experiment.seeds_in_tuning(look):

@@ -45,8 +45,8 @@ def threads_of(plan: Plan) -> dict[str, str]:
 
 def environment_of_worker(plan: Plan) -> dict[str, str]:
     """This process's environment with the plan's number of threads."""
-    rest = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
-    return {**rest, **threads_of(plan)}
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
+    return {**others, **threads_of(plan)}
 
 
 class Fork:
@@ -54,23 +54,23 @@ class Fork:
 
     Args:
         main: The snapshot's main file.
-        words: Of ``lightning-llm``.
+        arguments: Of ``lightning-llm``.
         output: The number of the file that takes its output.
         environment: Its environment.
         folder: Where it runs.
     """
 
     def __init__(
-        self, main: Path, words: Sequence[str], output: int, environment: Mapping[str, str], folder: str
+        self, main: Path, arguments: Sequence[str], output: int, environment: Mapping[str, str], folder: str
     ) -> None:
         self._process = multiprocessing.get_context("fork").Process(
-            target=_execute, args=(main, words, output, environment, folder)
+            target=_execute, args=(main, arguments, output, environment, folder)
         )
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until the child has handlers of its own
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until the child has handlers of its own
         try:
             self._process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         self.pid = int(self._process.pid or 0)
 
     def poll(self) -> int | None:
@@ -94,11 +94,11 @@ class Fork:
             os.kill(self.pid, number)
 
 
-def _execute(main: Path, words: Sequence[str], output: int, environment: Mapping[str, str], folder: str) -> None:
-    """What ``python MAIN WORDS`` does in a session, folder and environment of its own."""
+def _execute(main: Path, arguments: Sequence[str], output: int, environment: Mapping[str, str], folder: str) -> None:
+    """What ``python MAIN ARGUMENTS`` does in a session, folder and environment of its own."""
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, file in enumerate((nothing, output, output)):
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, file in enumerate((null, output, output)):
         os.dup2(file, number)
     os.chdir(folder)
     os.environ.clear()
@@ -107,7 +107,7 @@ def _execute(main: Path, words: Sequence[str], output: int, environment: Mapping
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-    sys.argv = [str(main), *words]
+    sys.argv = [str(main), *arguments]
     atexit._clear()  # the worker's
     try:
         runpy.run_path(str(main), run_name="__main__")

@@ -104,12 +104,12 @@ def state_of_idea(experiment: Experiment, idea: Idea, losses: Losses) -> State:
 
 def idea_in_words(idea: Idea, state: State) -> str:
     """How many pairs of an idea have ended, for its progress."""
-    left, confirming = {run.seed for run in state.needed}, confirming_seeds(idea)
-    if not left:
+    missing_seeds, confirming = {run.seed for run in state.needed}, confirming_seeds(idea)
+    if not missing_seeds:
         return "it has a verdict"
-    if left & set(confirming):
-        return f"{len(confirming) - len(left)} of {len(confirming)} pairs that confirm it"
-    count = idea.most - len(left)
+    if missing_seeds & set(confirming):
+        return f"{len(confirming) - len(missing_seeds)} of {len(confirming)} pairs that confirm it"
+    count = idea.most - len(missing_seeds)
     return f"{count} pair{'s' * (count != 1)}, at most {idea.most}"
 
 
@@ -121,9 +121,9 @@ def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -
         base, variant = Run(BASELINE, seed), Run(name, seed)
         if base not in losses or variant not in losses:
             break
-        ours, theirs = losses[base], losses[variant]
-        if ours is not None:
-            differences.append(math.inf if theirs is None else theirs - ours)
+        base_loss, loss = losses[base], losses[variant]
+        if base_loss is not None:
+            differences.append(math.inf if loss is None else loss - base_loss)
     return differences
 
 

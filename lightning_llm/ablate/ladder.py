@@ -82,11 +82,11 @@ class Ladder:
         Raises:
             ValueError: The file asks for what no experiment can do.
         """
-        own = {key: value for key, value in self.asked.items() if key not in (*_KEYS, "pairs")}
-        of_size = {name: self.asked[name] for name in ("tokens_per_parameter", "repeat") if name in self.asked}
-        own["options"] = {**(own.get("options") or {}), "size": size, **of_size}
-        own |= {"name": f"{own['name']} {size}", "out": str(self.folder(size)), "looks": [self.pairs]}
-        return experiment_of(own, self.asked["name"], own["name"])
+        content = {key: value for key, value in self.asked.items() if key not in (*_KEYS, "pairs")}
+        size_options = {name: self.asked[name] for name in ("tokens_per_parameter", "repeat") if name in self.asked}
+        content["options"] = {**(content.get("options") or {}), "size": size, **size_options}
+        content |= {"name": f"{content['name']} {size}", "out": str(self.folder(size)), "looks": [self.pairs]}
+        return experiment_of(content, self.asked["name"], content["name"])
 
     def with_target(self, size: str, trained: list[str]) -> "Ladder":
         """The ladder of all sizes below a further one, which is its target.
@@ -98,12 +98,12 @@ class Ladder:
         Raises:
             ValueError: It is not above them, or there are too few for a prediction.
         """
-        below = [*self.sizes, *(added for added in trained if added != size)]
-        if parse_size(size) <= parse_size(below[-1]):
-            raise ValueError(f"--size {size} must be above the sizes of the ladder, {', '.join(below)}")
-        if len(below) < FEWEST_SIZES:
-            raise ValueError(f"--size {size}: a prediction needs {FEWEST_SIZES} sizes or more, got {len(below)}")
-        return dataclasses.replace(self, sizes=tuple(below), target=size)
+        smaller = [*self.sizes, *(added for added in trained if added != size)]
+        if parse_size(size) <= parse_size(smaller[-1]):
+            raise ValueError(f"--size {size} must be above the sizes of the ladder, {', '.join(smaller)}")
+        if len(smaller) < FEWEST_SIZES:
+            raise ValueError(f"--size {size}: a prediction needs {FEWEST_SIZES} sizes or more, got {len(smaller)}")
+        return dataclasses.replace(self, sizes=tuple(smaller), target=size)
 
     def folder(self, size: str) -> Path:
         """Of the experiment of a size."""
@@ -138,9 +138,8 @@ def ladder_of(content: Mapping[str, Any], source: object, name: str) -> Ladder:
     target = None if content.get("predict") is None else str(content["predict"])
     numbers = [parse_size(size) for size in (*sizes, *([] if target is None else [target]))]
     if len(sizes) < 1 or any(low >= high for low, high in itertools.pairwise(numbers)):
-        raise ValueError(
-            f"{source}: sizes, and predict after them, must increase, got {', '.join([*sizes, target or ''])}"
-        )
+        listed = ", ".join([*sizes, target or ""])
+        raise ValueError(f"{source}: sizes, and predict after them, must increase, got {listed}")
     if target is not None and len(sizes) < FEWEST_SIZES:
         raise ValueError(f"{source}: predict needs {FEWEST_SIZES} sizes or more, got {len(sizes)}")
     asked = {"name": name, **content}
@@ -159,9 +158,8 @@ def check_reach(ladder: Ladder, computes: Mapping[str, float]) -> None:
     for target in ladder.targets:
         if computes[target] > 4**MOST_BEYOND * largest * (1 + 1e-9):
             times = f"{computes[target] / largest:.3g} times the FLOPs of {ladder.sizes[-1]}"
-            raise ValueError(
-                f"predict {target} has {times}, expected at most {4**MOST_BEYOND:g} times: add a size between"
-            )
+            problem = f"{times}, expected at most {4**MOST_BEYOND:g} times"
+            raise ValueError(f"predict {target} has {problem}: add a size between")
 
 
 # ---- what is stored
@@ -201,5 +199,5 @@ def promised_sizes(ladder: Ladder) -> list[str]:
 
 def store_promise(ladder: Ladder, promise: Mapping[str, Any]) -> str:
     """Write a promise, which nothing rewrites; its hash."""
-    path, found = ladder.out / PROMISES / f"{promise['size']}.json", promise_of(ladder, promise["size"])
-    return write_hashed(path, promise) if found is None else str(found["hash"])
+    path, stored = ladder.out / PROMISES / f"{promise['size']}.json", promise_of(ladder, promise["size"])
+    return write_hashed(path, promise) if stored is None else str(stored["hash"])

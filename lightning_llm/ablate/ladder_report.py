@@ -25,7 +25,7 @@ from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, S
 DIRECTIONS = {BETTER: -1, WORSE: 1}
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
 _SHOWN = ("difference", "interval", "pairs", "sd", "verdict", "direction", "sentence")  # of a variant at a size
-_PLACES = 40  # between the largest size and the furthest target
+_POINTS = 40  # between the largest size and the furthest target
 
 
 def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, An
         "target": None if target is None else {"size": target, "compute": computes[target]},
         "level": LEVEL,
         "ladder": {name: {**(predicted.get(name) or unknown), "sizes": rows} for name, rows in of_variants.items()},
-        "promises": [_kept(promise, sizes.get(size)) for size, promise in promises.items() if promise],
+        "promises": [_outcome(promise, sizes.get(size)) for size, promise in promises.items() if promise],
     }
 
 
@@ -73,33 +73,33 @@ def predictions(
         target: The size.
         pairs: That it will have.
     """
-    known = list(sizes.values())
-    at = {size: _x(computes[size]) for size in (*sizes, target)}
-    every = [row for size, report in sizes.items() for row in _spreads(at[size], report)]
-    found: dict[str, Any] = {}
-    for name in known[0]["variants"]:
-        rows = [(at[size], report["variants"][name]) for size, report in sizes.items()]
-        places = [_at_size(x, row) for x, row in rows if row["difference"] is not None]
-        direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), known[0]["delta"]
+    reports = list(sizes.values())
+    xs = {size: _x(computes[size]) for size in (*sizes, target)}
+    all_differences = [row for size, report in sizes.items() for row in _spreads(xs[size], report)]
+    by_variant: dict[str, Any] = {}
+    for name in reports[0]["variants"]:
+        rows = [(xs[size], report["variants"][name]) for size, report in sizes.items()]
+        differences = [_at_size(x, row) for x, row in rows if row["difference"] is not None]
+        direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), reports[0]["delta"]
         try:
-            spread = Spread.of(every)
-            one = predict(places, spread, at[target], pairs)
-            shown = [
+            spread = Spread.of(all_differences)
+            prediction = predict(differences, spread, xs[target], pairs)
+            shown_xs = [
                 x
-                for x in np.linspace(places[-1].x, places[-1].x + MOST_BEYOND, _PLACES)
-                if answer(predict(places, spread, float(x), pairs).interval, direction, None) == "holds"
+                for x in np.linspace(differences[-1].x, differences[-1].x + MOST_BEYOND, _POINTS)
+                if answer(predict(differences, spread, float(x), pairs).interval, direction, None) == "holds"
             ]
         except ValueError:
-            found[name] = None
+            by_variant[name] = None
             continue
-        found[name] = {
-            "difference": one.mean,
-            "interval": list(one.interval),
-            "prediction_interval": list(one.prediction_interval),
-            "answer": answer(one.interval, direction, delta),
-            "shown_up_to": 4.0 ** float(shown[-1]) if shown else None,
+        by_variant[name] = {
+            "difference": prediction.mean,
+            "interval": list(prediction.interval),
+            "prediction_interval": list(prediction.prediction_interval),
+            "answer": answer(prediction.interval, direction, delta),
+            "shown_up_to": 4.0 ** float(shown_xs[-1]) if shown_xs else None,
         }
-    return found
+    return by_variant
 
 
 def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def _base(report: Mapping[str, Any]) -> dict[str, Any]:
 def _rows(name: str, sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[str, float]) -> list[dict[str, Any]]:
     """Of a variant at each size: its difference, and how many times the baseline's compute would give its loss."""
     means = [report["baseline"]["mean"] for report in sizes.values()]
-    places = [_x(computes[size]) for size in sizes]
+    xs = [_x(computes[size]) for size in sizes]
     is_known = len(means) > 1 and None not in means
-    slopes = np.gradient(means, places).tolist() if is_known else [None] * len(means)
+    slopes = np.gradient(means, xs).tolist() if is_known else [None] * len(means)
     rows = []
     for (size, report), slope in zip(sizes.items(), slopes, strict=True):
         row = report["variants"][name]
@@ -165,15 +165,15 @@ def _multiplier(difference: float | None, slope: float | None) -> float | None:
     return None if difference is None or slope is None or slope >= 0 else float(4 ** (difference / slope))
 
 
-def _kept(promise: Mapping[str, Any], report: Mapping[str, Any] | None) -> dict[str, Any]:
+def _outcome(promise: Mapping[str, Any], report: Mapping[str, Any] | None) -> dict[str, Any]:
     """A promise, with what was observed of each variant, and whether it is a hit."""
-    found, has_ended = {}, report is not None and report["has_ended"]
+    outcomes, has_ended = {}, report is not None and report["has_ended"]
     for name, predicted in promise["variants"].items():
         observed = report["variants"][name]["difference"] if report is not None and has_ended else None
         low, high = predicted["prediction_interval"] if predicted else (math.nan, math.nan)
         is_hit = None if observed is None or predicted is None else low <= observed <= high
-        found[name] = {"predicted": predicted, "observed": observed, "hit": is_hit, "has_ended": has_ended}
-    return {"size": promise["size"], "compute": promise["compute"], "hash": promise["hash"], "variants": found}
+        outcomes[name] = {"predicted": predicted, "observed": observed, "hit": is_hit, "has_ended": has_ended}
+    return {"size": promise["size"], "compute": promise["compute"], "hash": promise["hash"], "variants": outcomes}
 
 
 # ---- in words
@@ -194,9 +194,9 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
 
 
 def _predicted(name: str, row: Mapping[str, Any], target: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    where = f"{name} at {target['size']} ({target['compute']:.2g} FLOPs)"
+    title = f"{name} at {target['size']} ({target['compute']:.2g} FLOPs)"
     if row["answer"] is None:
-        return f"{where}: no prediction, which needs a difference at three sizes or more."
+        return f"{title}: no prediction, which needs a difference at three sizes or more."
     meaning = {
         "holds": "holds: the direction is that at the largest size",
         "fades": f"fades: the difference is smaller than {report['delta']}",
@@ -206,7 +206,7 @@ def _predicted(name: str, row: Mapping[str, Any], target: Mapping[str, Any], rep
     numbers = f"difference {words.signed(row['difference'])} ({words.bounds(row['interval'])}) {report['unit']}"
     observed = f"its {report['pairs']} pairs should show {words.bounds(row['prediction_interval'])}"
     up_to = f"; the direction is shown up to {row['shown_up_to']:.2g} FLOPs" if row["shown_up_to"] else ""
-    return f"{where}: {meaning}; {numbers}; {observed}{up_to}."
+    return f"{title}: {meaning}; {numbers}; {observed}{up_to}."
 
 
 def _promised(name: str, row: Mapping[str, Any], size: str) -> str:
@@ -230,9 +230,9 @@ def table_of(report: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
         for row in variant["sizes"]:
             times = "–" if row["multiplier"] is None else f"{row['multiplier']:.2f}"
             ends = "–" if row["multiplier_interval"] is None else "{:.2f} to {:.2f}".format(*row["multiplier_interval"])
-            found = [words.signed(row["difference"]), words.bounds(row["interval"]), row["verdict"], times]
+            values = [words.signed(row["difference"]), words.bounds(row["interval"]), row["verdict"], times]
             more = [ends, f"{row['compute']:.2e}", str(row["pairs"]), row["sentence"] or "–"]
-            rows.append(([name, row["size"], *found], more))
+            rows.append(([name, row["size"], *values], more))
     return rows
 
 
@@ -245,10 +245,10 @@ def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[
     write_json(ladder.out / REPORT, report)
     facts = f"{report['metric']}, {report['pairs']} pairs at each size, alpha {report['alpha']:g} per size"
     unfinished = [] if report["has_ended"] else ["<p><strong>The ladder has not ended.</strong></p>"]
-    about = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
-    about += "baseline's own losses between the sizes, which is taken as exact. "
-    about += "FLOPs are counted, with head and attention."
-    parts = [
+    caption = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
+    caption += "baseline's own losses between the sizes, which is taken as exact. "
+    caption += "FLOPs are counted, with head and attention."
+    sections = [
         f"<h1>{page.text(report['name'])}</h1>",
         f'<p class="soft">{page.text(facts)}</p>',
         *unfinished,
@@ -257,11 +257,11 @@ def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[
         page.paragraphs(lines_of(report)),
         "<h2>Differences at each size</h2>",
         page.table([*HEAD, *MORE], [[*row, *more] for row, more in table_of(report)]),
-        f"<figcaption>{page.text(about)}</figcaption>",
+        f"<figcaption>{page.text(caption)}</figcaption>",
         "<h2>Sizes</h2>",
         page.table(*_sizes_table(report)),
     ]
-    write_text(path, page.document(f"{report['name']}: ladder report", parts))
+    write_text(path, page.document(f"{report['name']}: ladder report", sections))
     return report, path
 
 
@@ -282,8 +282,8 @@ def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         axis.axhspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
     axis.axhline(0, color=axis.xaxis.label.get_color(), lw=0.8)
     count = len(report["ladder"])
-    for place, (name, variant) in enumerate(report["ladder"].items()):
-        color, shift = COLORS[place % len(COLORS)], 1.04 ** (place - (count - 1) / 2)
+    for index, (name, variant) in enumerate(report["ladder"].items()):
+        color, shift = COLORS[index % len(COLORS)], 1.04 ** (index - (count - 1) / 2)
         rows = [row for row in variant["sizes"] if row["difference"] is not None]
         x, y = [row["compute"] * shift for row in rows], [row["difference"] for row in rows]
         ends = [row["interval"] or [row["difference"]] * 2 for row in rows]

@@ -45,21 +45,21 @@ def gpus() -> list[str]:
     return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
 
 
-def threads_for(accelerator: str, gpus: int, need_bytes: int, most: int | None) -> int:
+def threads_for(accelerator: str, gpus: int, need_bytes: int, max_runs: int | None) -> int:
     """Threads of each run: the cores that a slot gets. On CPUs a slot is one core, or more if memory is short.
 
     Args:
         accelerator: ``cpu`` or ``cuda``.
         gpus: How many there are.
         need_bytes: Host memory of a run.
-        most: The most runs at a time that the user wants.
+        max_runs: The most runs at a time that the user wants.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     count = gpus if accelerator == "cuda" else min(len(cores()), int(MEMORY_SHARE * memory) // need_bytes)
-    return max(1, len(cores()) // max(1, min(count, most or count)))
+    return max(1, len(cores()) // max(1, min(count, max_runs or count)))
 
 
-def slots(plan: Plan, gpus: Sequence[str], most: int | None) -> list[dict[str, str]]:
+def slots(plan: Plan, gpus: Sequence[str], max_runs: int | None) -> list[dict[str, str]]:
     """The environment of each worker, and under ``cores`` the cores that it is bound to.
 
     Raises:
@@ -67,13 +67,13 @@ def slots(plan: Plan, gpus: Sequence[str], most: int | None) -> list[dict[str, s
     """
     threads, available = int(plan.content["threads"]), cores()
     count = len(gpus) if plan.content["accelerator"] == "cuda" else len(available) // threads
-    count = max(1, min(count, most or count))
+    count = max(1, min(count, max_runs or count))
     sets = [available[number * threads : (number + 1) * threads] or available for number in range(count)]
-    bound = [{"cores": ",".join(map(str, each))} for each in sets]
+    bound = [{"cores": ",".join(map(str, numbers))} for numbers in sets]
     if plan.content["accelerator"] == "cuda":
         if not gpus:
             raise ValueError(f"{plan.out} was planned for GPUs, and none is visible here: continue it where one is")
-        return [{**each, VISIBLE: gpu} for each, gpu in zip(bound, gpus, strict=False)]
+        return [{**environment, VISIBLE: gpu} for environment, gpu in zip(bound, gpus, strict=False)]
     return bound
 
 
@@ -84,19 +84,19 @@ def bind(numbers: str) -> None:
 
 
 def run_workers(
-    plan: Plan, places: Sequence[Mapping[str, str]], *, until: Callable[[Mapping[Run, Result]], bool] | None = None
+    plan: Plan, slots: Sequence[Mapping[str, str]], *, until: Callable[[Mapping[Run, Result]], bool] | None = None
 ) -> None:
     """Start a worker in each place, and wait until they have ended. One that is killed is started again.
 
     Args:
         plan: Of the experiment.
-        places: As of :func:`slots`.
+        slots: As of :func:`slots`.
         until: By the runs that have ended, whether to stop before.
 
     Raises:
         ValueError: One of them failed. The others are stopped.
     """
-    workers = [Worker(plan, place, plan.out / LOGS / f"worker-{number}.txt") for number, place in enumerate(places)]
+    workers = [Worker(plan, slot, plan.out / LOGS / f"worker-{number}.txt") for number, slot in enumerate(slots)]
     results: dict[Run, Result] = {}
     try:
         with Display(plan) as display:
@@ -119,14 +119,14 @@ class Worker:
 
     Args:
         plan: Of the experiment.
-        place: As of :func:`slots`.
+        slot: As of :func:`slots`.
         log: Its output.
     """
 
-    def __init__(self, plan: Plan, place: Mapping[str, str], log: Path) -> None:
-        words = ["ablate", "work", str(plan.out), "--cores", place["cores"], "--parent", str(os.getpid())]
-        environment = environment_of_worker(plan) | {name: value for name, value in place.items() if name != "cores"}
-        self._start = partial(Child, plan.out, words, log=log, environment=environment)
+    def __init__(self, plan: Plan, slot: Mapping[str, str], log: Path) -> None:
+        arguments = ["ablate", "work", str(plan.out), "--cores", slot["cores"], "--parent", str(os.getpid())]
+        environment = environment_of_worker(plan) | {name: value for name, value in slot.items() if name != "cores"}
+        self._start = partial(Child, plan.out, arguments, log=log, environment=environment)
         self._log, self._kills = log, 0
         self.child = self._start()
 
@@ -141,8 +141,8 @@ class Worker:
             self._kills += 1
             self.child, status = self._start(), None
         if status:
-            words = last_line(self._log).rpartition("error: ")[2]
-            raise ValueError(words if status > 0 else f"a worker was killed: {self._log}")
+            problem = last_line(self._log).rpartition("error: ")[2]
+            raise ValueError(problem if status > 0 else f"a worker was killed: {self._log}")
         return status is None
 
 
@@ -155,9 +155,9 @@ class Display:
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._console = plan, Console(stderr=True)
-        self._before: set[Run] = set()  # ended before this start
-        self._shown: set[Run] | None = None
-        self._started = time.monotonic()
+        self._ended_before: set[Run] = set()  # ended before this start
+        self._shown_runs: set[Run] | None = None
+        self._start_s = time.monotonic()
         columns: list[ProgressColumn] = [TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
         columns.append(TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
@@ -172,20 +172,20 @@ class Display:
 
     def show(self, results: Mapping[Run, Result]) -> None:
         """Draw what is new."""
-        if self._shown is None:
-            self._before = set(results)
-        elif results.keys() == self._shown:
+        if self._shown_runs is None:
+            self._ended_before = set(results)
+        elif results.keys() == self._shown_runs:
             return
-        new, self._shown = results.keys() - (self._shown or self._before), set(results)
+        new, self._shown_runs = results.keys() - (self._shown_runs or self._ended_before), set(results)
         state = self._plan.state(losses_of(results))
-        ended = len(results) - len(self._before)
-        left_s = (time.monotonic() - self._started) / ended * len(state.needed) if ended else None
+        ended = len(results) - len(self._ended_before)
+        left_s = (time.monotonic() - self._start_s) / ended * len(state.needed) if ended else None
         total = len(results) + len(state.needed)
-        words = progress_in_words(self._plan, state, left_s)
-        self._bar.update(self._task, completed=len(results), total=total, description=words)
+        progress = progress_in_words(self._plan, state, left_s)
+        self._bar.update(self._task, completed=len(results), total=total, description=progress)
         if not self._console.is_terminal:
             for number, run in enumerate(sorted(new), len(results) - len(new) + 1):
-                line = f"run {number}/{total}  {run_in_words(self._plan, run, results, words)}"
+                line = f"run {number}/{total}  {run_in_words(self._plan, run, results, progress)}"
                 self._console.say(line)
 
 
@@ -197,10 +197,10 @@ def run_in_words(plan: Plan, run: Run, results: Mapping[Run, Result], progress: 
     if plan.idea is not None:
         return f"{run.name.replace(',', ' ')} seed {run.seed}  ended ({progress})"
     loss, base = results[run].loss, results.get(Run(BASELINE, run.seed))
-    words = "diverged" if loss is None else f"{plan.experiment.metric} {loss:.4f}"
+    outcome = "diverged" if loss is None else f"{plan.experiment.metric} {loss:.4f}"
     is_pair = base is not None and base.loss is not None and plan.arm(run.name) != BASELINE and "," not in run.name
     about = [f"baseline {base.loss:.4f}"] if is_pair and base is not None else []
-    return f"{run.name.replace(',', ' ')} seed {run.seed}  {words} ({', '.join([*about, progress])})"
+    return f"{run.name.replace(',', ' ')} seed {run.seed}  {outcome} ({', '.join([*about, progress])})"
 
 
 def progress_in_words(plan: Plan, state: State, left_s: float | None) -> str:

@@ -249,9 +249,9 @@ def scaled_options(match: str, arm: Arm, steps: int, scale: float) -> dict[str, 
     if schedule is None:
         return options  # the default follows the run
     if type(schedule) in SCHEDULES.values():
-        before = {name: getattr(schedule, name) for name in schedule.step_options}
-        new = {name: max(1, round(value * scaled / steps)) for name, value in before.items() if value}
-        return options | {f"{SCHEDULE}.init_args.{name}": value for name, value in new.items()}
+        old_steps = {name: getattr(schedule, name) for name in schedule.step_options}
+        new_steps = {name: max(1, round(value * scaled / steps)) for name, value in old_steps.items() if value}
+        return options | {f"{SCHEDULE}.init_args.{name}": value for name, value in new_steps.items()}
     if counts := _counts(arm):
         advice = f"give shares of the total_steps that Schedule.factor gets, or use match: {Tokens.name}"
         raise ValueError(f"match: {match} changes {STEPS} of {arm.name}, but {counts} would not follow: {advice}")
@@ -269,8 +269,8 @@ def _counts(arm: Arm) -> str:
     title = f"{SCHEDULE} {options['class_path']}"
     if not isinstance(arm.model.schedule, Schedule):
         return title
-    whole = {name: value for name, value in (options.get("init_args") or {}).items() if _has_counts(value)}
-    return f"{', '.join(f'{name} {shown(value)}' for name, value in whole.items())} of {title}" if whole else ""
+    counting = {name: value for name, value in (options.get("init_args") or {}).items() if _has_counts(value)}
+    return f"{', '.join(f'{name} {shown(value)}' for name, value in counting.items())} of {title}" if counting else ""
 
 
 def _has_counts(value: object) -> bool:
@@ -286,13 +286,13 @@ def _solve(option: str, base: Arm, variant: Arm) -> int:
     """The value of an option of the architecture for which the variant has as many parameters as the baseline."""
     from lightning_llm.ablate.cost import parameters_of
 
-    config, wanted = variant.architecture, parameters_of(base.architecture)
+    config, target = variant.architecture, parameters_of(base.architecture)
     start = getattr(config, option, None)
     if type(start) is not int:
-        known = [field.name for field in dataclasses.fields(config)]
-        close = get_close_matches(option, known, 1)
-        hint = f"; did you mean {ARCHITECTURE}{close[0]}?" if close and option not in known else ""
-        problem = "is no whole number that can be solved for" if option in known else "does not exist"
+        option_names = [field.name for field in dataclasses.fields(config)]
+        close = get_close_matches(option, option_names, 1)
+        hint = f"; did you mean {ARCHITECTURE}{close[0]}?" if close and option not in option_names else ""
+        problem = "is no whole number that can be solved for" if option in option_names else "does not exist"
         raise ValueError(f"match: parameters: {ARCHITECTURE}{option} {problem}{hint}")
 
     def count(value: int) -> int | None:
@@ -304,12 +304,12 @@ def _solve(option: str, base: Arm, variant: Arm) -> int:
     unit = next((unit for unit in range(1, start + 1) if count(start + unit) is not None), 1)
     first = start % unit or unit
     values = range(first, _LARGEST * start, unit)
-    place = bisect.bisect_left(values, wanted, key=lambda value: count(value) or 0)
-    near = {value: count(value) for value in values[max(0, place - 1) : place + 1]}
-    distances = [(abs(parameters / wanted - 1), value) for value, parameters in near.items() if parameters]
+    index = bisect.bisect_left(values, target, key=lambda value: count(value) or 0)
+    candidates = {value: count(value) for value in values[max(0, index - 1) : index + 1]}
+    distances = [(abs(parameters / target - 1), value) for value, parameters in candidates.items() if parameters]
     distance, nearest = min(distances, default=(math.inf, 0))
     if distance > CLOSE:
         advice = f"; the nearest is {nearest}, {distance:.1%} off" if distances else ""
         which = f"{ARCHITECTURE}{option} of {variant.name}"
-        raise ValueError(f"match: parameters: no {which} gives {wanted:,}{advice}")
+        raise ValueError(f"match: parameters: no {which} gives {target:,}{advice}")
     return nearest

@@ -1,4 +1,4 @@
-"""Options of ``fit`` by dotted name: those of a variant, as a file or ``--vary`` gives them, and as words."""
+"""Options of ``fit`` by dotted name: those of a variant, as a file or ``--vary`` gives them, and as arguments."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,37 +29,37 @@ def has_names(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) and name for name in value)
 
 
-def words_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line.
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as arguments of a command line.
 
     Raises:
         ValueError: A value is none of JSON, such as a date.
     """
-    words = []
+    arguments = []
     for name, value in options.items():
         try:
             text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             expected = "a finite number, a text, a list or a mapping"
             raise ValueError(f"{name} is {shown(value)}, expected {expected}") from None
-        words.append(f"--{name}={text}")
-    return words
+        arguments.append(f"--{name}={text}")
+    return arguments
 
 
-def varied(words: Sequence[str]) -> dict[str, Options]:
-    """Variants from ``KEY=VALUE`` words, named by their values.
+def varied(assignments: Sequence[str]) -> dict[str, Options]:
+    """Variants from ``OPTION=VALUE`` assignments, named by their values.
 
     A value that says nothing alone (a number, ``true``), or that two options have, is named with the option's last
     word. An import path is named by its last word.
 
     Raises:
-        ValueError: A word has no ``=``, or two give one name.
+        ValueError: An assignment has no ``=``, or two give one name.
     """
-    options = [_option(word) for word in words]
-    short = [_short(value) for _, value in options]
+    options = [_option(word) for word in assignments]
+    short_values = [_short(value) for _, value in options]
     variants: dict[str, Options] = {}
-    for (option, value), word in zip(options, short, strict=True):
-        is_enough = short.count(word) == 1 and word[0].isalpha() and _is_read_as_text(word)
+    for (option, value), word in zip(options, short_values, strict=True):
+        is_enough = short_values.count(word) == 1 and word[0].isalpha() and _is_read_as_text(word)
         name = folder_name(word if is_enough else f"{option.rpartition('.')[2]}={word}")
         if name in (*variants, BASELINE, AGAIN, NULL):
             name = folder_name(f"{option.rpartition('.')[2]}={value}")
@@ -81,10 +81,10 @@ def folder_name(text: str) -> str:
     return file_name(text.replace(",", ";")).replace("\\", SLASH)
 
 
-def _option(word: str) -> tuple[str, str]:
-    option, equals, value = word.partition("=")
+def _option(assignment: str) -> tuple[str, str]:
+    option, equals, value = assignment.partition("=")
     if not equals or not option or not value:
-        raise ValueError(f"--vary {shown(word)} must be OPTION=VALUE, such as model.architecture.mlp=gelu")
+        raise ValueError(f"--vary {shown(assignment)} must be OPTION=VALUE, such as model.architecture.mlp=gelu")
     return option, value
 
 

@@ -48,56 +48,56 @@ def page_of(report: Mapping[str, Any], curves: Curves) -> str:
         report: As of ``report_of``.
         curves: Of its runs.
     """
-    return document(f"{report['name']}: ablation report", _parts(report, curves))
+    return document(f"{report['name']}: ablation report", _sections(report, curves))
 
 
-def document(title: str, parts: Sequence[str]) -> str:
+def document(title: str, sections: Sequence[str]) -> str:
     """A whole page.
 
     Args:
         title: Of the page.
-        parts: HTML.
+        sections: HTML.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
     head += f'<meta name="viewport" content="width=device-width"><title>{text(title)}</title><style>{STYLE}</style>'
-    body = "\n".join(parts)
+    body = "\n".join(sections)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _parts(report: Mapping[str, Any], curves: Curves) -> list[str]:
+def _sections(report: Mapping[str, Any], curves: Curves) -> list[str]:
     height = 1.3 + 0.55 * len(words.labeled(report))
     facts = f"{report['metric']} of {report['validation']}, at the last step; alpha {report['alpha']:g}"
     facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
-    parts = [f"<h1>{text(report['name'])}</h1>", f'<p class="soft">{text(facts)}</p>']
-    parts += [table(["side", "what it is"], list(words.compared(report).items()))]
-    parts += [paragraphs(words.design_lines(report))]
-    parts += [unfinished, "<h2>Differences from the baseline</h2>", plot(plots.forest, report, height=height)]
-    parts += [_verdict_table(report), paragraphs(words.verdict_lines(report)), "<h2>Noise</h2>"]
-    parts += [paragraphs(words.noise_lines(report)), _pairs_table(report)]
+    sections = [f"<h1>{text(report['name'])}</h1>", f'<p class="soft">{text(facts)}</p>']
+    sections += [table(["side", "what it is"], list(words.compared(report).items()))]
+    sections += [paragraphs(words.design_lines(report))]
+    sections += [unfinished, "<h2>Differences from the baseline</h2>", plot(plots.forest, report, height=height)]
+    sections += [_verdict_table(report), paragraphs(words.verdict_lines(report)), "<h2>Noise</h2>"]
+    sections += [paragraphs(words.noise_lines(report)), _pairs_table(report)]
     if report["tuning"] and report["tuning"]["sides"]:
-        parts += ["<h2>Tuning curves</h2>", plot(plots.tuning_curves, report, height=3.4)]
-    parts.append(paragraphs(words.tuning_lines(report)))
+        sections += ["<h2>Tuning curves</h2>", plot(plots.tuning_curves, report, height=3.4)]
+    sections.append(paragraphs(words.tuning_lines(report)))
     if BASELINE in curves.steps:
         curves_plot = plot(plots.loss_curves, report, curves, height=3.6, columns=2)
         left = "Left: mean over the seeds of all sides, with a band of one standard deviation."
         right = "Right: paired differences from the baseline at equal shares of the run, with their 95% interval"
         caption = f"<figcaption>{left} {right} at each point by itself.</figcaption>"
-        parts += ["<h2>Validation loss during training</h2>", curves_plot, caption]
-    parts.append("<h2>Cost</h2>")
+        sections += ["<h2>Validation loss during training</h2>", curves_plot, caption]
+    sections.append("<h2>Cost</h2>")
     if report["cost"]["sides"]:
-        parts.append(plot(plots.costs, report, height=3.4, columns=2))
-    parts.append(_cost_table(report, curves))
-    parts.append("<figcaption>A variant's loss is the baseline's mean plus the paired difference.</figcaption>")
-    return [*parts, paragraphs(words.cost_lines(report)), _last(report)]
+        sections.append(plot(plots.costs, report, height=3.4, columns=2))
+    sections.append(_cost_table(report, curves))
+    sections.append("<figcaption>A variant's loss is the baseline's mean plus the paired difference.</figcaption>")
+    return [*sections, paragraphs(words.cost_lines(report)), _footer(report)]
 
 
-def _last(report: Mapping[str, Any]) -> str:
+def _footer(report: Mapping[str, Any]) -> str:
     facts = {name: value for name, value in report["environment"].items() if value is not None}
     facts |= {"commit": report["commit"]} if report["commit"] else {}
-    where = "; ".join(f"{name} {value}" for name, value in facts.items())
-    return f'<p class="soft">{text(where)}</p><p class="soft">Plan {report["plan"]}</p>'
+    environment = "; ".join(f"{name} {value}" for name, value in facts.items())
+    return f'<p class="soft">{text(environment)}</p><p class="soft">Plan {report["plan"]}</p>'
 
 
 # ---- tables
@@ -136,7 +136,7 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
         side = report["cost"]["sides"].get(name)
         cells = [name, _digits(words.level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
         cells += ["–"] * 3 if side is None else [
-            "{} ({} to {})".format(*(words.milliseconds(side[f"step{part}_s"]) for part in ("", "_p20", "_p80"))),
+            "{} ({} to {})".format(*(words.milliseconds(side[f"step{suffix}_s"]) for suffix in ("", "_p20", "_p80"))),
             ratio_in_words(side),
             "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
@@ -160,9 +160,9 @@ def plot(draw: Callable[..., None], *content: Any, height: float, columns: int =
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Titles above rows; a wide one scrolls by itself."""
-    first = "".join(f"<th>{text(title)}</th>" for title in head)
-    rest = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{first}</tr></thead>\n<tbody>{rest}</tbody></table></div>'
+    header = "".join(f"<th>{text(title)}</th>" for title in head)
+    body = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
 def paragraphs(lines: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.experiment import HELD, MOST_PAIRS, Experiment
+from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, Experiment
 from lightning_llm.ablate.idea import IDEA, Idea, idea_of, state_of_idea
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
@@ -69,10 +69,10 @@ _FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": b
 _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), min_fields=0)}
 _REPLAY = record({"difference": NUMBER, "source": TEXT})
 _REUSED = record({"runs": by_name(TEXT, min_fields=0), "replay": maybe(_REPLAY), "variants": BOOL})
-_MAY_HAVE = {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256, "idea": IDEA}
-_PLAN = record({**HELD, **_FROZEN, "hash": SHA256}, _MAY_HAVE)
-_OF_VARIANTS = maybe(list_of(TEXT))
-_ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _OF_VARIANTS}), MOST_ADDED)})
+_OPTIONAL = {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256, "idea": IDEA}
+_PLAN = record({**PLAN_FIELDS, **_FROZEN, "hash": SHA256}, _OPTIONAL)
+_VARIANTS = maybe(list_of(TEXT))
+_ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _VARIANTS}), MOST_ADDED)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Plan:
         names = [BASELINE, NULL, *experiment.variants]
         if differing := sorted({*names} ^ content["sides"].keys()):
             raise ValueError(f"{out / PLAN}: sides and variants differ in {shown(differing[0])}")
-        numbers = {name: content["sides"][name].get("tuned") for name in names if name != NULL}
-        if experiment.tune and (wrong := [name for name, value in numbers.items() if value is None]):
+        tuned_values = {name: content["sides"][name].get("tuned") for name in names if name != NULL}
+        if experiment.tune and (wrong := [name for name, value in tuned_values.items() if value is None]):
             raise ValueError(f"{out / PLAN}: sides.{wrong[0]}.tuned is no number")
         changed = [] if digest({k: v for k, v in content.items() if k != "hash"}) == content["hash"] else [out / PLAN]
         changed += [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
@@ -213,10 +213,10 @@ class Plan:
 
     def differs(self, asked: Mapping[str, Any]) -> str:
         """The first thing that is not as it is asked for now, in words; empty if nothing is."""
-        for field, now in asked.items():
-            if (before := self.content[field]) != now:
-                is_short = len(f"{before}{now}") < 100 and field not in ("code", "asked_configs")
-                return f"{field} ({before}, now {now})" if is_short else field.removeprefix("asked_")
+        for field, new in asked.items():
+            if (old := self.content[field]) != new:
+                is_short = len(f"{old}{new}") < 100 and field not in ("code", "asked_configs")
+                return f"{field} ({old}, now {new})" if is_short else field.removeprefix("asked_")
         return ""
 
 
@@ -258,28 +258,28 @@ def digest(content: object) -> str:
 
 def write_hashed(path: Path, content: Mapping[str, Any]) -> str:
     """Write JSON with its own hash, by which :func:`read_hashed` sees that it was changed; the hash."""
-    own = digest(content)
-    write_json(path, {**content, "hash": own})
-    return own
+    content_hash = digest(content)
+    write_json(path, {**content, "hash": content_hash})
+    return content_hash
 
 
-def read_hashed(path: Path, schema: Schema, kind: str) -> dict[str, Any]:
+def read_hashed(path: Path, schema: Schema, noun: str) -> dict[str, Any]:
     """The content of a file of :func:`write_hashed`, with its ``hash``.
 
     Args:
         path: The file.
         schema: Of its content.
-        kind: Of what it describes, such as ``ladder``, for messages.
+        noun: Of what it describes, such as ``ladder``, for messages.
 
     Raises:
         ValueError: There is none, or it was changed.
     """
     if not path.is_file():
-        raise ValueError(f"{path.parent} holds no {path.name}: give the folder of a {kind} of lightning-llm ablate")
+        raise ValueError(f"{path.parent} holds no {path.name}: give the folder of a {noun} of lightning-llm ablate")
     content: dict[str, Any] = read_json(path)
     validate(content, schema, path)
     if digest({key: value for key, value in content.items() if key != "hash"}) != content["hash"]:
-        raise ValueError(f"{path} was changed after the start: restore it, or begin a {kind} in another folder")
+        raise ValueError(f"{path} was changed after the start: restore it, or begin a {noun} in another folder")
     return content
 
 
@@ -306,23 +306,23 @@ def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
             folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
             if spec.origin is None:  # any folder is a package, if it has no module of that name it is none of a class
                 folders = [folder for folder in folders if (folder / rest).with_suffix(".py").is_file()]
-            places = folders or [Path(spec.origin or "")]
-            if any(_is_installed(place) for place in places):
+            locations = folders or [Path(spec.origin or "")]
+            if any(_is_installed(location) for location in locations):
                 continue
             for folder in folders:
                 snapshot |= {f"{top}/{name}": path for name, path in code_in(folder).items()}
-            if not folders and places[0].suffix == ".py":
-                snapshot[places[0].name] = places[0]
+            if not folders and locations[0].suffix == ".py":
+                snapshot[locations[0].name] = locations[0]
     is_all_ours = all(name.startswith(f"{PACKAGE.name}/") for name in snapshot)
-    return snapshot if is_all_ours else {**_imported(), **snapshot}
+    return snapshot if is_all_ours else {**_imported_modules(), **snapshot}
 
 
-def _imported() -> dict[str, Path]:
+def _imported_modules() -> dict[str, Path]:
     """Modules of the current folder that are imported by now: the user's classes may need them."""
-    here, files = Path.cwd(), (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    folder, files = Path.cwd(), (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     paths = {Path(file) for file in files if file and file.endswith(".py")}
-    own = (path for path in paths if path.is_relative_to(here) and not _is_installed(path))
-    return {path.relative_to(here).as_posix(): path for path in own if not path.is_relative_to(PACKAGE)}
+    user_files = (path for path in paths if path.is_relative_to(folder) and not _is_installed(path))
+    return {path.relative_to(folder).as_posix(): path for path in user_files if not path.is_relative_to(PACKAGE)}
 
 
 def code_in(folder: Path) -> dict[str, Path]:
@@ -343,9 +343,9 @@ def code_hash(code: Mapping[str, Path]) -> str:
     return digest({MAIN: main, **{name: file_hash(path) for name, path in code.items()}})
 
 
-def _is_installed(place: Path) -> bool:
+def _is_installed(location: Path) -> bool:
     paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
-    return any(place.resolve().is_relative_to(Path(path).resolve()) for path in paths)
+    return any(location.resolve().is_relative_to(Path(path).resolve()) for path in paths)
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -25,23 +25,23 @@ def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     if report["delta"] is not None:
         axis.axvspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
     # the line at 0 has a gap for the words above each interval that contains 0
-    around = [place for place, (_, row) in enumerate(rows) if row["interval"] and math.prod(row["interval"]) < 0]
-    edges = [-0.8, *(place + gap for place in around for gap in (-0.46, -0.14)), len(rows) - 0.4]
+    crossing = [y for y, (_, row) in enumerate(rows) if row["interval"] and math.prod(row["interval"]) < 0]
+    edges = [-0.8, *(y + gap for y in crossing for gap in (-0.46, -0.14)), len(rows) - 0.4]
     axis.vlines([0] * (len(edges) // 2), edges[::2], edges[1::2], color=axis.xaxis.label.get_color(), lw=0.8)
-    for place, (name, row) in enumerate(rows):
+    for y, (name, row) in enumerate(rows):
         if row["difference"] is None:
-            words = row["note"] or row["verdict"]
-            axis.annotate(words, (0, place), (6, 0), textcoords="offset points", va="center")
+            text = row["note"] or row["verdict"]
+            axis.annotate(text, (0, y), (6, 0), textcoords="offset points", va="center")
             continue
         low, high = row["interval"] or [row["difference"]] * 2
         ends = [[row["difference"] - low], [high - row["difference"]]]
         is_tuned = name not in colors
-        look = {"color": colors[name.removesuffix(", tuned") if is_tuned else name]}
-        look |= {"mfc": "none"} if is_tuned else {}
-        axis.errorbar(row["difference"], place, xerr=ends, fmt="o", ms=7, capsize=4, **look)
-        dots = [apart for pair in row["by_seed"] if (apart := difference_of(pair)) is not None]
-        axis.plot(dots, [place + 0.22] * len(dots), "o", ms=4.5, alpha=0.7, color=look["color"], mew=0)
-        at = (row["difference"], place)
+        style = {"color": colors[name.removesuffix(", tuned") if is_tuned else name]}
+        style |= {"mfc": "none"} if is_tuned else {}
+        axis.errorbar(row["difference"], y, xerr=ends, fmt="o", ms=7, capsize=4, **style)
+        dots = [difference for pair in row["by_seed"] if (difference := difference_of(pair)) is not None]
+        axis.plot(dots, [y + 0.22] * len(dots), "o", ms=4.5, alpha=0.7, color=style["color"], mew=0)
+        at = (row["difference"], y)
         axis.annotate(row["sentence"], at, (0, 9), textcoords="offset points", ha="center", fontsize=8.5)
     axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows])
     axis.set(ylim=(len(rows) - 0.4, -0.8))
@@ -102,12 +102,12 @@ def costs(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The metric against training time and peak memory."""
     colors, sides = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
     for name, side in report["cost"]["sides"].items():
-        row, loss, look = sides[name], level(report, name), {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
+        row, loss, style = sides[name], level(report, name), {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
         ends = [side["step_s"] - side["step_p20_s"], side["step_p80_s"] - side["step_s"]]
         values: list[Any] = [(side["training_s"], [[row["steps"] * end] for end in ends])]
         values += [] if side["peak_bytes"] is None else [(side["peak_bytes"] / MIB, None)]
         for axis, (x, spread) in zip(axes, values if loss is not None else (), strict=False):
-            axis.errorbar(x, loss, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **look)
+            axis.errorbar(x, loss, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **style)
     axes[0].set_xlabel("training time alone, s (20th to 80th percentile)")
     axes[1].set_xlabel("peak memory of a step, MiB")
     for axis in axes:

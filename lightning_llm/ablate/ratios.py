@@ -14,7 +14,7 @@ from lightning_llm.io.schema import check
 
 UNKNOWN = "not distinguishable"
 MISSES = 0.05  # probability that an interval misses the median
-INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(each) for each in value] == [float] * 2)
+INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(end) for end in value] == [float] * 2)
 Interval = Sequence[float]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE, NULL
-from lightning_llm.ablate.experiment import HELD, Experiment
+from lightning_llm.ablate.experiment import PLAN_FIELDS, Experiment
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of, run_seconds, trained
 from lightning_llm.ablate.scheduler import Run
@@ -47,7 +47,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
     return {
         "plan": content["hash"],
         "out": str(loaded.plan.out),
-        **{field: content[field] for field in HELD if field not in ("variants", "tune")},
+        **{field: content[field] for field in PLAN_FIELDS if field not in ("variants", "tune")},
         **{field: content[field] for field in OF_PLAN},
         "unit": UNITS[experiment.metric],
         "interval": {"each": 1 - experiment.design.level, "together": 1 - experiment.alpha},
@@ -106,9 +106,9 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
     row["options"] = loaded.plan.experiment.variants[name]
     if tuned is None:
         return {**row, "tuned": None}
-    base, own = (loaded.tuned_name(arm) for arm in (BASELINE, name))
-    means_of_both = {"baseline_mean": _mean(loaded, base), "mean": _mean(loaded, own)}
-    return {**row, "tuned": _numbers(loaded, tuned, base, own) | means_of_both}
+    base_name, own_name = (loaded.tuned_name(arm) for arm in (BASELINE, name))
+    means_of_both = {"baseline_mean": _mean(loaded, base_name), "mean": _mean(loaded, own_name)}
+    return {**row, "tuned": _numbers(loaded, tuned, base_name, own_name) | means_of_both}
 
 
 def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
@@ -118,24 +118,24 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
     losses, experiment = losses_of(loaded.results), loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
     names = {"baseline": baseline, "variant": variant}
-    both = [{"seed": seed, **{side: losses.get(Run(names[side], seed)) for side in names}} for seed in seeds]
-    more = None if verdict.has_ended else _further_pairs(experiment, verdict)
+    by_seed = [{"seed": seed, **{side: losses.get(Run(names[side], seed)) for side in names}} for seed in seeds]
+    further = None if verdict.has_ended else _further_pairs(experiment, verdict)
     windows = _window_error(loaded, baseline, variant, seeds)
     row = dataclasses.asdict(verdict)
-    if row["robust"] is not None:  # places among the pairs that are left: their seeds say more
-        left = [pair["seed"] for pair in both if pair["baseline"] is not None]
-        row["robust"]["outliers"] = [left[place] for place in row["robust"]["outliers"]]
-    return row | {"by_seed": both, "further_pairs": more, "window_error": windows}
+    if row["robust"] is not None:  # indices of the pairs that are left: their seeds say more
+        seeds_left = [pair["seed"] for pair in by_seed if pair["baseline"] is not None]
+        row["robust"]["outliers"] = [seeds_left[index] for index in row["robust"]["outliers"]]
+    return row | {"by_seed": by_seed, "further_pairs": further, "window_error": windows}
 
 
 def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:
     """Standard errors over the validation windows; ``None``: a run has no record of them, or has diverged."""
     pairs = [[loaded.results.get(Run(name, seed)) for name in (baseline, variant)] for seed in seeds]
     records = [[None if result is None else result.windows() for result in pair] for pair in pairs]
-    whole = [(base, own) for base, own in records if base is not None and own is not None]
-    if loaded.plan.experiment.metric != VALIDATION_LOSS or len(whole) < len(pairs):
+    complete = [(base, other) for base, other in records if base is not None and other is not None]
+    if loaded.plan.experiment.metric != VALIDATION_LOSS or len(complete) < len(pairs):
         return None
-    error = window_error(whole)
+    error = window_error(complete)
     return None if error is None else dataclasses.asdict(error)
 
 
@@ -167,8 +167,8 @@ def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
     """Mean and standard deviation of the metric over the runs of an arm, and what the plan says of its cost."""
     losses, facts = _losses(loaded, name), loaded.plan.arms[name]
     spread = means.stdev(losses) if len(losses) > 1 else None
-    own = {"mean": _mean(loaded, name), "sd_over_seeds": spread, "runs": len(losses)}
-    return own | {field: facts.get(field) for field in ("steps", *FACTS, "solved", "ratio")}
+    summary = {"mean": _mean(loaded, name), "sd_over_seeds": spread, "runs": len(losses)}
+    return summary | {field: facts.get(field) for field in ("steps", *FACTS, "solved", "ratio")}
 
 
 def _losses(loaded: Loaded, name: str) -> list[float]:

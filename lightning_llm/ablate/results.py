@@ -114,12 +114,12 @@ class Loaded:
         seed = self.plan.experiment.first_seed
         first, again = (self.results.get(Run(name, seed)) for name in (BASELINE, AGAIN))
         if first is None or again is None or first.loss is None or again.loss is None:
-            known = self.plan.reused["replay"] if self.plan.is_reused(Run(BASELINE, seed)) else None
-            return None if known is None else Replay(**known)
-        ours, theirs = first.curves(), again.curves()
+            reused = self.plan.reused["replay"] if self.plan.is_reused(Run(BASELINE, seed)) else None
+            return None if reused is None else Replay(**reused)
+        first_curves, second_curves = first.curves(), again.curves()
         pairs = [(first.loss, again.loss)]
-        for name in ours.keys() & theirs.keys():
-            both = dict(ours[name]), dict(theirs[name])
+        for name in first_curves.keys() & second_curves.keys():
+            both = dict(first_curves[name]), dict(second_curves[name])
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
         return Replay(max(abs(one - other) for one, other in pairs))
 
@@ -183,17 +183,17 @@ def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
     return content if content["plan"] == plan.content["hash"] else None
 
 
-def results_of(plan: Plan, before: Mapping[Run, Result] | None = None) -> dict[Run, Result]:
+def results_of(plan: Plan, previous: Mapping[Run, Result] | None = None) -> dict[Run, Result]:
     """The runs that have ended.
 
     Args:
         plan: Of the experiment.
-        before: What another call has returned: these are not read again.
+        previous: What another call has returned: these are not read again.
 
     Raises:
         ValueError: A run used other batches or started from other values than the baseline's of the same seed.
     """
-    results = dict(before or {})
+    results = dict(previous or {})
     for run, folder in plan.run_folders():
         if run not in results and plan.arm(run.name) and (result := _result(plan, run, folder)):
             results[run] = result
@@ -214,8 +214,8 @@ def _baseline(plan: Plan, results: Mapping[Run, Result], seed: int) -> Any:
 
 
 def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
-    words = run_state(folder).words
-    if words == FINISHED:
+    state = run_state(folder).words
+    if state == FINISHED:
         summary = read_summary(folder, NUMBERS)
         metric, loss = plan.experiment.metric, summary.get(plan.experiment.metric)
         reason = "" if loss is not None else f"its {metric} is not finite"
@@ -223,7 +223,7 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
         if loss is not None and chance is not None and loss > chance:
             loss, reason = None, f"its {metric} {loss:.4g} is above the {chance:.4g} of guessing at random"
         return Result(run, folder, loss, reason, summary)
-    if words.startswith(DIVERGED):
+    if state.startswith(DIVERGED):
         return Result(run, folder, None, str(read_json(folder / STATUS).get("reason", "")), {})
     return None
 
@@ -231,10 +231,10 @@ def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
 def _mismatch(plan: Plan, base: Result, other: Result) -> str:
     """Why two runs are no pair, apart from what the plan makes different."""
     name = str(plan.arm(other.run.name))
-    ours, theirs = base.summary.get("steps"), other.summary.get("steps")
+    base_steps, steps = base.summary.get("steps"), other.summary.get("steps")
     base_arm, arm = plan.arms[BASELINE], plan.arms[name]
-    if arm["steps"] == base_arm["steps"] and ours != theirs:
-        return f"they have {ours} and {theirs} steps"
+    if arm["steps"] == base_arm["steps"] and base_steps != steps:
+        return f"they have {base_steps} and {steps} steps"
     options = plan.experiment.variants.get(name, {})
     excused = [field for option, fields in SETTINGS.items() if option in options for field in fields]
     excused += [MLP_VALUES] if name == NULL else []

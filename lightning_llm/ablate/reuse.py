@@ -68,12 +68,12 @@ def reusable(
     for folder in siblings(out) if arms else ():
         with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
             plan = Plan.read(folder)
-            found = dict.fromkeys(_finished(plan, identities, arms, tuned), folder.name)
-            runs = {**found, **runs}
-            if str(first) in found and (replay := load_experiment(folder).replay):
+            names = dict.fromkeys(_finished(plan, identities, arms, tuned), folder.name)
+            runs = {**names, **runs}
+            if str(first) in names and (replay := load_experiment(folder).replay):
                 replays[folder.name] = {"difference": replay.difference, "source": replay.source or folder.name}
-    is_known = any(run.rpartition(",seed=")[0].partition(",")[0] not in (BASELINE, NULL) for run in runs)
-    return {"runs": runs, "replay": replays.get(runs.get(str(first), "")), "variants": is_known}
+    has_variants = any(run.rpartition(",seed=")[0].partition(",")[0] not in (BASELINE, NULL) for run in runs)
+    return {"runs": runs, "replay": replays.get(runs.get(str(first), "")), "variants": has_variants}
 
 
 def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], tuned: str | None) -> Iterator[str]:
@@ -100,9 +100,9 @@ def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
 
 def take_needed(plan: Plan) -> None:
     """Link every run that the experiment needs and another one has."""
-    taken = True
-    while taken:  # with these, the next look may be reached
-        taken = bool([run for run in plan.state(losses_of(results_of(plan))).needed if take(plan, run)])
+    has_linked = True
+    while has_linked:  # with these, the next look may be reached
+        has_linked = bool([run for run in plan.state(losses_of(results_of(plan))).needed if take(plan, run)])
 
 
 def take(plan: Plan, run: Run) -> bool:

@@ -83,13 +83,13 @@ def state_of(experiment: Experiment, losses: Losses, *, added: Sequence[Added] =
     if state.needed or tune is None:
         return state
     tuning = tuning_of(tune, arms, losses)
-    state = dataclasses.replace(state, needed=[Run(*each) for each in tuning.needed], tuning=tuning.sides)
+    state = dataclasses.replace(state, needed=[Run(*run) for run in tuning.needed], tuning=tuning.sides)
     best = {name: tuned.best for name, tuned in tuning.sides.items() if tuned.best is not None}
     if BASELINE not in best or len(best) == 1:
         return state
     names = {name: tune.tuned_name(name, value) for name, value in best.items()}
-    compared = _compare(experiment, losses, added, names, with_null=False)
-    return dataclasses.replace(state, needed=compared.needed, tuned=compared)
+    comparison = _compare(experiment, losses, added, names, with_null=False)
+    return dataclasses.replace(state, needed=comparison.needed, tuned=comparison)
 
 
 def _compare(
@@ -98,36 +98,38 @@ def _compare(
     """The comparison of variants with the baseline, by the names of their runs."""
     variants = [name for name in names if name != BASELINE]
     pairs = dict.fromkeys(variants, 0)
-    found: dict[str, Verdict] = {}
+    by_variant: dict[str, Verdict] = {}
     null: Verdict | None = None
-    undecided, first, looks = variants, experiment.looks[0], {*experiment.looks}
+    undecided = variants
+    first = experiment.looks[0]
+    looks = {*experiment.looks}
     rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
-    of_looks: dict[str, Any] = {"looks": experiment.looks, "precision": experiment.precision}
-    of_looks["variants"] = len(experiment.variants)
+    look_options: dict[str, Any] = {"looks": experiment.looks, "precision": experiment.precision}
+    look_options["variants"] = len(experiment.variants)
     planned = [(look, Added(0)) for look in experiment.looks]
-    for look, more in (*planned, *((0, each) for each in added)):
-        growing = undecided if more.variants is None else [name for name in variants if name in more.variants]
-        wanted = {name: look or experiment.design.look_with(pairs[name] + more.pairs) for name in growing}
-        looks |= {*wanted.values()}
+    for look, extra in (*planned, *((0, extra) for extra in added)):
+        growing = undecided if extra.variants is None else [name for name in variants if name in extra.variants]
+        targets = {name: look or experiment.design.look_with(pairs[name] + extra.pairs) for name in growing}
+        looks |= {*targets.values()}
         runs = [Run(BASELINE, experiment.first_seed), Run(AGAIN, experiment.first_seed)] if with_null else []
-        for place, seed in enumerate(experiment.seeds(max(wanted.values(), default=0))):
-            arms = [name for name in growing if place < wanted[name]]
-            nulls = [NULL] if with_null and place < first else []
+        for index, seed in enumerate(experiment.seeds(max(targets.values(), default=0))):
+            arms = [name for name in growing if index < targets[name]]
+            nulls = [NULL] if with_null and index < first else []
             runs += [Run(name, seed) for name in (names[BASELINE], *nulls, *(names[arm] for arm in arms))]
         if needed := [run for run in dict.fromkeys(runs) if run not in losses]:
-            return State(needed, max(wanted.values()), found, list(growing), sorted(looks), null)
-        pairs |= wanted
+            return State(needed, max(targets.values()), by_variant, list(growing), sorted(looks), null)
+        pairs |= targets
         if with_null and null is None:
-            of_null = sample(losses, names[BASELINE], NULL, experiment.seeds(first))
-            null = verdicts({NULL: of_null}, **rule)[NULL]
+            null_sample = sample(losses, names[BASELINE], NULL, experiment.seeds(first))
+            null = verdicts({NULL: null_sample}, **rule)[NULL]
         alike = _alike(losses, experiment.seeds(first)) if with_null else []
         samples = {
             name: sample(losses, names[BASELINE], names[name], experiment.seeds(count), alike)
             for name, count in pairs.items()
         }
-        found = verdicts(samples, **rule, **of_looks)
-        undecided = [name for name in variants if not found[name].has_ended]
-    return State([], max(pairs.values(), default=0), found, undecided, sorted(looks), null)
+        by_variant = verdicts(samples, **rule, **look_options)
+        undecided = [name for name in variants if not by_variant[name].has_ended]
+    return State([], max(pairs.values(), default=0), by_variant, undecided, sorted(looks), null)
 
 
 def _alike(losses: Losses, seeds: Sequence[int]) -> list[float | None]:

@@ -79,14 +79,14 @@ def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
     """Print what experiments take, by name: what ``ablate run --dry-run`` shows."""
     titles = ("experiment", "parameters", "steps", "FLOPs of a run", "runs", "time")
     table = Table(*titles, box=SIMPLE_HEAD, pad_edge=False)
-    for name, one in outlays.items():
-        flops = "–" if one.flops is None else f"{one.flops:.2e}"
-        counts = (f"{one.parameters:,}", f"{one.steps:,}", flops, f"{one.runs:,}")
-        table.add_row(name, *counts, shown_duration(one.seconds))
+    for name, outlay in outlays.items():
+        flops = "–" if outlay.flops is None else f"{outlay.flops:.2e}"
+        counts = (f"{outlay.parameters:,}", f"{outlay.steps:,}", flops, f"{outlay.runs:,}")
+        table.add_row(name, *counts, shown_duration(outlay.seconds))
     console.print(table)
-    total = shown_duration(sum(one.seconds for one in outlays.values()))
-    about = "by timed steps of the baseline on this machine, without validation"
-    console.say(f"At most about {total}, {about}.")
+    total = shown_duration(sum(outlay.seconds for outlay in outlays.values()))
+    caveat = "by timed steps of the baseline on this machine, without validation"
+    console.say(f"At most about {total}, {caveat}.")
 
 
 def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:
@@ -94,9 +94,9 @@ def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequen
     first, *rest = head
     columns = [Column(title, no_wrap=True) for title in rest]
     table = Table(Column(first, overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
-    left = room(console.width, zip(rest, *(cells for _, *cells in rows), strict=True))
+    width = room(console.width, zip(rest, *(cells for _, *cells in rows), strict=True))
     for name, *cells in rows:
-        table.add_row(folded(name, left), *cells)
+        table.add_row(folded(name, width), *cells)
     console.print(table)
     console.say(*lines)
 

@@ -20,7 +20,7 @@ from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import cores, threads_for
 from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, STEPS, Matched, facts_of
-from lightning_llm.ablate.options import flat_options, words_of
+from lightning_llm.ablate.options import arguments_of, flat_options
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.ablate.reuse import REUSES, Identity, reusable
@@ -79,15 +79,15 @@ class Setup:
     def __init__(
         self,
         experiment: Experiment,
-        words: Sequence[str],
+        arguments: Sequence[str],
         read_arm: ReadArm,
         *,
         reuse: str = REUSES[0],
         more: Mapping[str, Any] | None = None,
     ) -> None:
         self.experiment, self._read_arm, self._reuse, self._more = experiment, read_arm, reuse, more or {}
-        self._words = [*words_of(experiment.options), *words]
-        self._tunable: set[float] = set()  # values whose grid was checked
+        self._arguments = [*arguments_of(experiment.options), *arguments]
+        self._checked_values: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
         base = self._arm(BASELINE, {})
         refuse_unsuitable(base, experiment.metric)
@@ -100,11 +100,11 @@ class Setup:
         # what decides whether a plan is of this experiment; the configs are those before anything is matched
         configs = {name: digest(arm.options) for name, arm in self.arms.items()}
         self._code = code_of({name: arm.options for name, arm in self.arms.items()})
-        self.asked = {**experiment.held, "asked_configs": configs, "code": code_hash(self._code)}
+        self.asked = {**experiment.plan_fields, "asked_configs": configs, "code": code_hash(self._code)}
         self.earlier = list(earlier(Path(experiment.folder), configs[BASELINE], experiment.metric))
 
     def _arm(self, name: str, options: Mapping[str, Any]) -> Arm:
-        return self._read_arm(name, self.experiment.baseline, [*self._words, *words_of(options)])
+        return self._read_arm(name, self.experiment.baseline, [*self._arguments, *arguments_of(options)])
 
     def _variant(self, name: str, options: Mapping[str, Any]) -> Arm:
         arm = self._arm(name, options)
@@ -119,9 +119,9 @@ class Setup:
     def _check_grid(self, arm: Arm) -> None:
         """Let ``fit`` read an arm with the lowest and the highest value of the option that is tuned."""
         value, tune = tuned_value(arm, self.experiment), self.experiment.tune
-        if value is None or tune is None or value in self._tunable:
+        if value is None or tune is None or value in self._checked_values:
             return
-        self._tunable.add(value)
+        self._checked_values.add(value)
         options = self.experiment.variants.get(arm.name, {})
         for factor in (tune["factors"][0], tune["factors"][-1]):
             try:
@@ -141,11 +141,11 @@ class Setup:
         out = Path(self.experiment.folder)
         if (out / PLAN).exists():
             return self._compared(Plan.read(out))
-        if left := [name for name in (RUNS, COST) if (out / name).exists()]:
-            raise ValueError(f"{out} has {left[0]} of an experiment without {PLAN}: give another --out")
+        if leftovers := [name for name in (RUNS, COST) if (out / name).exists()]:
+            raise ValueError(f"{out} has {leftovers[0]} of an experiment without {PLAN}: give another --out")
         accelerator = self.arms[BASELINE].trainer.strategy.root_device.type
-        need = resident_bytes() + 2 * (TrainingSteps(self._arm(BASELINE, {})).peak_bytes() or 0)
-        threads = threads_for(accelerator, torch.cuda.device_count(), need, workers)
+        need_bytes = resident_bytes() + 2 * (TrainingSteps(self._arm(BASELINE, {})).peak_bytes() or 0)
+        threads = threads_for(accelerator, torch.cuda.device_count(), need_bytes, workers)
         self._match(threads)
         content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
         content["configs"] = list(self.experiment.baseline)
@@ -172,23 +172,23 @@ class Setup:
         base = self.arms[BASELINE]
         if (flops := flops_of(base)) is None:
             raise ValueError("the baseline has parts whose FLOPs cannot be counted: a ladder needs the FLOPs of a run")
-        dialed = base.trainer.dial.options
+        size_options = base.trainer.dial.options
         for name, options in self.experiment.variants.items():
-            if taken := [option for option in options if option in dialed]:
-                raise ValueError(f"{name} changes {taken[0]}, which size sets at each size: leave it out")
+            if changed := [option for option in options if option in size_options]:
+                raise ValueError(f"{name} changes {changed[0]}, which size sets at each size: leave it out")
         return float(flops * base.steps)
 
     def outlay(self, workers: int | None) -> "Outlay":
         """What the runs take: counted, and from a few timed steps of the baseline."""
-        base, own = self.arms[BASELINE], self._arm(BASELINE, {})
+        base, timed_arm = self.arms[BASELINE], self._arm(BASELINE, {})
         accelerator = base.trainer.strategy.root_device.type
-        steps, before = TrainingSteps(own), torch.get_num_threads()
+        steps, old_threads = TrainingSteps(timed_arm), torch.get_num_threads()
         threads = threads_for(accelerator, torch.cuda.device_count(), resident_bytes(), workers)
         torch.set_num_threads(threads)
         try:
             timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(old_threads)
         runs = 1 + self.experiment.looks[-1] * (len(self.arms) + 1)
         at_a_time = max(1, min(workers or len(cores()), len(cores()) // threads))
         return Outlay(
@@ -212,10 +212,10 @@ class Setup:
     def _changed(self, plan: Plan) -> str:
         """The first option of an arm that differs from the plan's, in words."""
         for name, arm in self.arms.items():
-            before, now = flat_options(read_config(plan.config(name))), flat_options(arm.options)
+            old_options, new_options = flat_options(read_config(plan.config(name))), flat_options(arm.options)
             matched = [f"{option}." for option in plan.arms[name].get("matched", {})]
-            for option in sorted(before.keys() | now.keys()):
-                old, new = (shown(options.get(option)) for options in (before, now))
+            for option in sorted(old_options.keys() | new_options.keys()):
+                old, new = (shown(options.get(option)) for options in (old_options, new_options))
                 is_matched = option in (STEPS, plan.experiment.solved) and name != BASELINE
                 is_matched |= any(prefix.startswith(f"{option}.") for prefix in matched)  # options of a class are one
                 if old != new and not is_matched:
@@ -224,22 +224,22 @@ class Setup:
 
     def _match(self, threads: int) -> None:
         """Give each variant the options that match it with the baseline."""
-        experiment, before = self.experiment, torch.get_num_threads()
+        experiment, old_threads = self.experiment, torch.get_num_threads()
         match = MATCHES[experiment.match]
 
         def make(name: str) -> Arm:
             return self._arm(name, experiment.variants.get(name, {}))
 
-        torch.set_num_threads(threads if match.is_timed else before)
+        torch.set_num_threads(threads if match.is_timed else old_threads)
         try:
             for name, options in experiment.variants.items():
                 matched = match.matched(self.arms[BASELINE], self.arms[name], make, experiment.solved)
                 self._matched[name] = matched
-                if matched.options:  # they come last, since later words override
-                    own = {option: value for option, value in options.items() if option not in matched.options}
-                    self.arms[name] = self._arm(name, {**own, **matched.options})
+                if matched.options:  # they come last, since later arguments override
+                    own_options = {option: value for option, value in options.items() if option not in matched.options}
+                    self.arms[name] = self._arm(name, {**own_options, **matched.options})
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(old_threads)
 
     def _facts(self) -> dict[str, dict[str, Any]]:
         """What the plan says of each arm; the null variant is the baseline."""
@@ -298,12 +298,12 @@ def commit_of(package: Path) -> str | None:
     """The git commit of the package, with a mark if files were changed since; ``None`` if it is not in a clone."""
     if not (package.parent / ".git").exists():
         return None
-    words = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    command = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None
 
 
 def tuned_value(arm: Arm, experiment: Experiment) -> float | None:
@@ -317,8 +317,8 @@ def tuned_value(arm: Arm, experiment: Experiment) -> float | None:
     option = experiment.tune["option"]
     value: Any = arm.options
     for word in option.split("."):
-        inner = value if isinstance(value, dict) else {}
-        value = inner.get(word, (inner.get("init_args") or {}).get(word))
+        section = value if isinstance(value, dict) else {}
+        value = section.get(word, (section.get("init_args") or {}).get(word))
     if type(value) not in (int, float) or not value > 0:
         raise ValueError(f"tune.option {option} of {titled(arm.name)} is {value!r}, expected a number above 0")
     return float(value)
@@ -332,8 +332,8 @@ def refuse_unsuitable(base: Arm, metric: str) -> None:
     """
     trainer = base.options["trainer"]
     if not isinstance(base.data, TokenDataModule):
-        kind = f"{type(base.data).__module__}.{type(base.data).__qualname__}"
-        raise ValueError(f"the baseline has data.class_path {kind}: pairs need the data.seed of TokenDataModule")
+        class_path = f"{type(base.data).__module__}.{type(base.data).__qualname__}"
+        raise ValueError(f"the baseline has data.class_path {class_path}: pairs need the data.seed of TokenDataModule")
     if trainer.get("limit_val_batches") == 0:
         raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
     if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):
@@ -349,26 +349,26 @@ def refuse_incomparable(base: Arm, arm: Arm, metric: str) -> None:
     Raises:
         ValueError: It changes data, validation, the number of steps, or the scale of the initial values.
     """
-    ours, theirs = base.options, arm.options
+    base_data, data = base.options["data"], arm.options["data"]
     for option in OF_INITIAL_VALUES:
         if getattr(base.architecture, option) != getattr(arm.architecture, option):
             advice = "a pair starts from the same values: give it to the baseline, or leave it out"
             raise ValueError(f"{arm.name} changes {ARCHITECTURE}{option}: {advice}")
-    judged = sorted((ours["data"].keys() | theirs["data"].keys()) - set(FREE_DATA))  # either may leave one out
-    data = [name for name in judged if ours["data"].get(name) != theirs["data"].get(name)]
-    trainer = [name for name in PAIRED if ours["trainer"].get(name) != theirs["trainer"].get(name)]
+    names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
+    changed = [name for name in names if base_data.get(name) != data.get(name)]
+    trainer = [name for name in PAIRED if base.options["trainer"].get(name) != arm.options["trainer"].get(name)]
     has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
-    if data and set(data) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
-        data = [] if metric == BITS_PER_BYTE else data
+    if changed and set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
+        changed = [] if metric == BITS_PER_BYTE else changed
         advice = f"losses per token cannot be compared: set metric: {BITS_PER_BYTE}, which the same text allows"
     else:
         advice = "a pair needs the same batches and validation text: leave it out"
     if "max_steps" in trainer:
         advice = "match says how many steps a variant has: leave it out"
-    for option in (*(f"data.{name}" for name in data), *(f"trainer.{name}" for name in trainer)):
+    for option in (*(f"data.{name}" for name in changed), *(f"trainer.{name}" for name in trainer)):
         raise ValueError(f"{arm.name} changes {option}: {advice}")
 
 
 def _text_of(arm: Arm) -> list[tuple[int, int]]:
     """Bytes and documents of the validation text."""
-    return [(s.store.splits["val"].bytes, s.store.splits["val"].documents) for s in arm.data.sources]
+    return [(source.store.splits["val"].bytes, source.store.splits["val"].documents) for source in arm.data.sources]

@@ -75,8 +75,8 @@ def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
     values: Mapping[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
     try:
         executor = SlurmExecutor(folder=plan.out.resolve() / FOLDER, max_num_timeout=MOST_TIMEOUTS)
-        shape = {"array_parallelism": workers, "cpus_per_task": plan.content["threads"], "time": TIME}
-        executor.update_parameters(job_name=file_name(plan.content["name"]), **{**shape, **values})
+        resources = {"array_parallelism": workers, "cpus_per_task": plan.content["threads"], "time": TIME}
+        executor.update_parameters(job_name=file_name(plan.content["name"]), **{**resources, **values})
         with executor.batch():
             jobs = [executor.submit(WorkerJob(str(plan.out.resolve()))) for _ in range(workers)]
     except Exception as error:  # of submitit: no srun, a wrong parameter, what sbatch says

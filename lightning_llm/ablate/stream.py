@@ -165,10 +165,10 @@ class Stream:
         Raises:
             ValueError: Something differs.
         """
-        before = self.content["environment"]
-        for name in sorted((environment.keys() | before.keys()) - SET_BY_CONFIG):
-            if environment.get(name) != before.get(name):
-                changed = f"{name} ({before.get(name)}, now {environment.get(name)})"
+        old = self.content["environment"]
+        for name in sorted((environment.keys() | old.keys()) - SET_BY_CONFIG):
+            if environment.get(name) != old.get(name):
+                changed = f"{name} ({old.get(name)}, now {environment.get(name)})"
                 problem = f"{self.out} began with another {changed}, so its runs are no pairs with new ones"
                 raise ValueError(f"{problem}: restore it, or begin another stream")
         snapshot = self.folder(self.adopted[-1]) / CODE if self.adopted else None
@@ -221,10 +221,10 @@ def _read_verdict(folder: Path) -> dict[str, Any]:
 
 def set_aside(out: Path, idea: Path) -> Path:
     """Move an idea without a verdict, whose plan cannot be read, out of the way; where it is."""
-    place = out / "damaged" / f"{idea.name}-{time.time_ns()}"
-    place.parent.mkdir(exist_ok=True)
-    idea.rename(place)
-    return place
+    target = out / "damaged" / f"{idea.name}-{time.time_ns()}"
+    target.parent.mkdir(exist_ok=True)
+    idea.rename(target)
+    return target
 
 
 def folder_of(place: int, name: str) -> str:
@@ -305,7 +305,7 @@ def verdict_of(plan: Plan, results: Mapping[Run, Result], *, stopped: str = "") 
         results: Of its runs.
         stopped: Why it ends, if the rule has no verdict yet.
     """
-    idea, stand, own = idea_in(plan), _standing(plan, results), trained(plan, results)
+    idea, stand, own_results = idea_in(plan), _standing(plan, results), trained(plan, results)
     ((name, options),) = plan.experiment.variants.items()
     is_over = stand.decision.step in VERDICTS
     e_value = e_value_of([value for value in stand.counted if math.isfinite(value)])
@@ -328,8 +328,8 @@ def verdict_of(plan: Plan, results: Mapping[Run, Result], *, stopped: str = "") 
         "e_value": e_value,
         "threshold": idea.threshold,
         "confirmation": _mean(stand.confirming) if stand.confirming else None,
-        "runs": len(own),
-        "run_seconds": run_seconds(own),
+        "runs": len(own_results),
+        "run_seconds": run_seconds(own_results),
     }
 
 
@@ -377,10 +377,10 @@ def store_verdict(plan: Plan, verdict: Mapping[str, Any]) -> None:
     write_hashed(plan.out / VERDICT, verdict)
 
 
-def write_current(now: Stream) -> None:
+def write_current(stream: Stream) -> None:
     """Write the config of the baseline as it is now, for people."""
     lines = ["# The baseline of this stream. Adopted, each with the difference of its confirming pairs:"]
-    for idea in now.adopted:
+    for idea in stream.adopted:
         lines.append(f"#   {idea['place']}. {idea['name']} ({idea['confirmation']['difference']:+.4f})")
-    lines = lines if now.adopted else ["# The baseline of this stream. No idea was adopted yet."]
-    write_text(now.out / CURRENT, "\n".join([*lines, read_text(now.baseline(), MIB)]))
+    lines = lines if stream.adopted else ["# The baseline of this stream. No idea was adopted yet."]
+    write_text(stream.out / CURRENT, "\n".join([*lines, read_text(stream.baseline(), MIB)]))

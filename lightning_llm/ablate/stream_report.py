@@ -48,13 +48,13 @@ def _difference(mean: Mapping[str, Any]) -> str:
 
 def _costs(verdict: Mapping[str, Any]) -> list[str]:
     """What the idea costs: its parameters if they differ, and its steps."""
-    (base, own), (base_steps, steps) = verdict["parameters"], verdict["steps"]
-    words = [f"Same {verdict['match']}"]
-    if base and own and abs(own / base - 1) > UNEQUAL:
-        words.append(f"{own:,} parameters instead of {base:,}")
+    (base_count, count), (base_steps, steps) = verdict["parameters"], verdict["steps"]
+    costs = [f"Same {verdict['match']}"]
+    if base_count and count and abs(count / base_count - 1) > UNEQUAL:
+        costs.append(f"{count:,} parameters instead of {base_count:,}")
     if steps != base_steps:
-        words.append(f"{steps:,} steps instead of {base_steps:,}")
-    return [f"{'; '.join(words)}."]
+        costs.append(f"{steps:,} steps instead of {base_steps:,}")
+    return [f"{'; '.join(costs)}."]
 
 
 def rows_of(stream: Stream) -> list[list[str]]:
@@ -81,9 +81,7 @@ def summary_of(stream: Stream) -> list[str]:
         command = f"lightning-llm ablate try {shlex.quote(str(stream.out))}"
         lines.append(f"{stream.unfinished.name} has no verdict yet: {command} continues it.")
     threshold = rule.threshold(stream.place, len(adopted))
-    lines.append(
-        f"An idea at place {stream.place} has to reach an e-value of {threshold:.3g} within {rule.most} pairs."
-    )
+    lines += [f"An idea at place {stream.place} has to reach an e-value of {threshold:.3g} within {rule.most} pairs."]
     about = "If differences are about normal, the expected share of useless ideas among the adopted ones is at most"
     return [*lines, f"{about} {100 * rule.alpha:g}%."]
 
@@ -110,20 +108,19 @@ def write_stream_report(stream: Stream) -> Path:
         [f"{idea['place']}. {idea['name']}", idea["because"] or "–", idea["verdict"], idea["reason"]]
         for idea in report["ideas"]
     ]
-    parts = [f"<h1>{page.text(stream.out.name)}</h1>", page.paragraphs(summary_of(stream))]
+    sections = [f"<h1>{page.text(stream.out.name)}</h1>", page.paragraphs(summary_of(stream))]
     if reasons:
-        height = 3.6
-        parts += ["<h2>The baseline, and what was tried</h2>", page.plot(draw, report, height=height)]
-        about = (
+        sections += ["<h2>The baseline, and what was tried</h2>", page.plot(draw, report, height=3.6)]
+        caption = (
             "The line is the baseline: each step is the difference of the fresh pairs that confirmed an idea. A dot is "
             "an idea, with its 95% interval, beside the baseline that it was compared with."
         )
-        parts += [f"<figcaption>{page.text(about)}</figcaption>"]
-        parts += ["<h2>Ideas</h2>", page.table(("idea", "because", "verdict", "reason"), reasons)]
-        parts += ["<h2>Numbers</h2>", page.table((*HEAD, *MORE), rows_of(stream)), page.paragraphs([_INTERVALS])]
+        sections += [f"<figcaption>{page.text(caption)}</figcaption>"]
+        sections += ["<h2>Ideas</h2>", page.table(("idea", "because", "verdict", "reason"), reasons)]
+        sections += ["<h2>Numbers</h2>", page.table((*HEAD, *MORE), rows_of(stream)), page.paragraphs([_INTERVALS])]
     facts = "; ".join(f"{name} {value}" for name, value in report["environment"].items())
-    parts.append(f'<p class="soft">{page.text(facts)}</p>')
-    write_text(path, page.document(f"{stream.out.name}: stream of ideas", parts))
+    sections.append(f'<p class="soft">{page.text(facts)}</p>')
+    write_text(path, page.document(f"{stream.out.name}: stream of ideas", sections))
     return path
 
 
@@ -140,8 +137,8 @@ def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
             axis.errorbar(idea["place"], at, yerr=ends, fmt="o", ms=4, capsize=2, lw=1, color=color)
         level += idea["confirmation"]["difference"] if idea["verdict"] == ADOPTED else 0.0
         levels.append(level)
-    places = [idea["place"] - 0.5 for idea in ideas] + [len(ideas) + 0.5]
-    axis.step(places, levels, where="post", color=COLORS[0], lw=1.5)
+    edges = [idea["place"] - 0.5 for idea in ideas] + [len(ideas) + 0.5]
+    axis.step(edges, levels, where="post", color=COLORS[0], lw=1.5)
     for verdict in dict.fromkeys(idea["verdict"] for idea in ideas):
         axis.plot([], [], "o", ms=4, color=_COLORS[verdict], label=verdict)
     axis.plot([], [], color=COLORS[0], label="baseline")

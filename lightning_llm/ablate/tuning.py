@@ -84,16 +84,16 @@ class Tuned:
         """
         losses = [_mean(of_value) for of_value in by_seed]
         comparable = [math.inf if loss is None else loss for loss in losses]
-        place = min(range(len(comparable)), key=comparable.__getitem__)
-        if comparable[place] == math.inf:
+        index = min(range(len(comparable)), key=comparable.__getitem__)
+        if comparable[index] == math.inf:
             return cls(values, losses, None, None, is_bracketed=False)
-        is_inside = 0 < place < len(comparable) - 1
-        tuned = cls(values, losses, values[place], comparable[place], is_inside)
+        is_inside = 0 < index < len(comparable) - 1
+        tuned = cls(values, losses, values[index], comparable[index], is_inside)
         if not is_inside:
             return tuned
-        near = slice(place - 1, place + 2)
-        vertices = [_vertex(values[near], of_seed) for of_seed in zip(*by_seed[near], strict=True)]
-        return dataclasses.replace(tuned, vertex=_vertex(values[near], losses[near]), vertices=vertices)
+        neighbors = slice(index - 1, index + 2)
+        vertices = [_vertex(values[neighbors], of_seed) for of_seed in zip(*by_seed[neighbors], strict=True)]
+        return dataclasses.replace(tuned, vertex=_vertex(values[neighbors], losses[neighbors]), vertices=vertices)
 
     def trained(self, losses: Sequence[float | None]) -> "Tuned":
         """The same with the losses of the vertex, one per seed."""
@@ -130,14 +130,16 @@ def tuning_of(tune: Tune, sides: Sequence[str], losses: Losses) -> Tuning:
         sides: That are tuned.
         losses: Of the runs that have ended, by name and seed.
     """
-    factors, seeds, extensions = list(tune.factors), range(FIRST_SEED, FIRST_SEED + tune.seeds), 0
+    factors = list(tune.factors)
+    seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
+    extensions = 0
     while True:
         grid = {side: [tune.value(side, factor) for factor in factors] for side in sides}
-        if needed := _missing(tune, grid, seeds, losses):
+        if needed := _missing_runs(tune, grid, seeds, losses):
             return Tuning(needed, {})
         tuned: dict[str, Tuned] = {}
         for side, values in grid.items():
-            tuned[side] = Tuned.of(values, [_of(tune, side, value, seeds, losses) for value in values])
+            tuned[side] = Tuned.of(values, [_losses_at(tune, side, value, seeds, losses) for value in values])
         edges = {of_side.edge for of_side in tuned.values()} - {0}
         if not edges or extensions == MOST_EXTENSIONS:
             break
@@ -145,21 +147,21 @@ def tuning_of(tune: Tune, sides: Sequence[str], losses: Losses) -> Tuning:
         above = [_rounded(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
         factors, extensions = [*below, *factors, *above], extensions + 1
     vertices = {side: [of_side.vertex] for side, of_side in tuned.items() if of_side.vertex is not None}
-    if needed := _missing(tune, vertices, seeds, losses):
+    if needed := _missing_runs(tune, vertices, seeds, losses):
         return Tuning(needed, {})
     for side, (vertex,) in vertices.items():
-        tuned[side] = tuned[side].trained(_of(tune, side, vertex, seeds, losses))
+        tuned[side] = tuned[side].trained(_losses_at(tune, side, vertex, seeds, losses))
     return Tuning([], tuned)
 
 
-def _missing(
+def _missing_runs(
     tune: Tune, values: Mapping[str, Sequence[float]], seeds: Sequence[int], losses: Losses
 ) -> list[tuple[str, int]]:
-    wanted = [(tune.name(side, value), seed) for side in values for value in values[side] for seed in seeds]
-    return [run for run in dict.fromkeys(wanted) if run not in losses]
+    runs = [(tune.name(side, value), seed) for side in values for value in values[side] for seed in seeds]
+    return [run for run in dict.fromkeys(runs) if run not in losses]
 
 
-def _of(tune: Tune, side: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
+def _losses_at(tune: Tune, side: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
     return [losses[tune.name(side, value), seed] for seed in seeds]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES
-from lightning_llm.ablate.options import words_of
+from lightning_llm.ablate.options import arguments_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.units import MIB, shown_duration
@@ -47,14 +47,14 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 def simultaneous(share: float) -> str:
     """What several intervals are together."""
-    of = percent(share)
-    return f"Simultaneous {of} intervals: with a probability of {of}, all of them contain the true differences."
+    level = percent(share)
+    return f"Simultaneous {level} intervals: with a probability of {level}, all of them contain the true differences."
 
 
 def together(report: Mapping[str, Any]) -> float | None:
     """The probability with which all intervals are right. ``None``: there are not several."""
-    many = sum(row["interval"] is not None for row in report["variants"].values())
-    return float(report["interval"]["together"]) if many > 1 else None
+    count = sum(row["interval"] is not None for row in report["variants"].values())
+    return float(report["interval"]["together"]) if count > 1 else None
 
 
 # ---- what is compared
@@ -65,7 +65,7 @@ def compared(report: Mapping[str, Any]) -> dict[str, str]:
     base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
     sides = {BASELINE: " ".join(filter(None, base))}
     for name, row in report["variants"].items():
-        sides[name] = ", ".join(word.removeprefix("--") for word in words_of(row["options"]))
+        sides[name] = ", ".join(word.removeprefix("--") for word in arguments_of(row["options"]))
     return {name: what or "see the plan" for name, what in sides.items()}
 
 
@@ -87,15 +87,15 @@ def reused_lines(runs: Mapping[str, str]) -> list[str]:
         name, _, seed = run.rpartition(",seed=")
         seeds.setdefault(source, {}).setdefault(name, []).append(int(seed))
     return [
-        f"Reused from {source}: {'; '.join(f'{name} {seeds_in_words(sorted(own))}' for name, own in arms.items())}."
+        f"Reused from {source}: {'; '.join(f'{name} {seeds_in_words(sorted(used))}' for name, used in arms.items())}."
         for source, arms in seeds.items()
     ]
 
 
 def left_lines(reused: Mapping[str, str], ended: int, needed: int) -> list[str]:
     """Which runs are reused, and how many are left to train; none: nothing is reused."""
-    left = [f"{needed} of {ended + needed} runs are left to train."] if reused and needed else []
-    return reused_lines(reused) + left
+    lines = [f"{needed} of {ended + needed} runs are left to train."] if reused and needed else []
+    return reused_lines(reused) + lines
 
 
 # ---- verdicts
@@ -114,20 +114,20 @@ def verdict_lines(report: Mapping[str, Any]) -> list[str]:
 def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     if not is_tested(row):
         return f"{name}: {row['note']}."
-    words = [f"{name}: {row['sentence']}"]
+    clauses = [f"{name}: {row['sentence']}"]
     if row["difference"] is not None:
         pairs = pairs_in_words(row["pairs"])
         within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"
-        words.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {pairs}")
-    words += [row["note"]] if row["note"] else []
+        clauses.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {pairs}")
+    clauses += [row["note"]] if row["note"] else []
     goal = "a verdict" if report["precision"] is None else f"an interval of ±{report['precision']:g}"
-    words += [_further(row["further_pairs"], goal)] if row["further_pairs"] else []
-    return "; ".join([*words, *(f"warning: {text}" for text in row["warnings"])]) + "."
+    clauses += [_further_in_words(row["further_pairs"], goal)] if row["further_pairs"] else []
+    return "; ".join([*clauses, *(f"warning: {text}" for text in row["warnings"])]) + "."
 
 
-def _further(more: Mapping[str, int | None], goal: str) -> str:
+def _further_in_words(further: Mapping[str, int | None], goal: str) -> str:
     """How many more pairs would reach the goal, as a range."""
-    low, high = more["low"], more["high"]
+    low, high = further["low"], further["high"]
     reach = f"{low} or more" if high is None else str(low) if low == high else f"{low} to {high}"
     return f"{reach} further pairs reach {goal} with a probability of 80%"
 
@@ -145,9 +145,9 @@ def noise_lines(report: Mapping[str, Any]) -> list[str]:
 
 def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
     aa, unit = report["aa"], report["unit"]
-    if (apart := aa["replay_difference"]) is not None:
-        again = f"{apart:.3g} apart" if apart else "bit-identical"
-        if apart and report["accelerator"] == "cpu":
+    if (difference := aa["replay_difference"]) is not None:
+        again = f"{difference:.3g} apart" if difference else "bit-identical"
+        if difference and report["accelerator"] == "cpu":
             again += ", although a CPU should repeat each bit: do not trust small differences"
         replay = report["reused"]["replay"]
         which = (
@@ -159,29 +159,29 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if (null := aa["null"]) is not None and null["interval"] is not None:
         is_right = "as it should be" if null["direction"] == NOT_SHOWN else "which is false"
         finding = f"{null['sentence']}, {is_right}; difference {signed(null['difference'])}"
-        noise = f"standard deviation {_with(null['sd'], null['noise']['sd_interval'])}"
+        noise = f"standard deviation {_with_interval(null['sd'], null['noise']['sd_interval'])}"
         after = f"({bounds(null['interval'])}) {unit} after {null['pairs']} pairs; {noise}"
         yield f"The null variant (the baseline with other initial MLPs): {finding} {after}."
 
 
 def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[str]:
-    noise, checked = row["noise"], row["robust"]
+    noise, robust = row["noise"], row["robust"]
     if noise is None:
         return
-    words = [f"standard deviation of a pair {_with(row['sd'], noise['sd_interval'])}"]
+    facts = [f"standard deviation of a pair {_with_interval(row['sd'], noise['sd_interval'])}"]
     if row["correlation"] is not None and noise["correlation_interval"] is not None:
-        words.append(f"correlation {_with(row['correlation'], noise['correlation_interval'], '.2f')}")
+        facts.append(f"correlation {_with_interval(row['correlation'], noise['correlation_interval'], '.2f')}")
     if (saved := noise["seeds_saved"]) is not None:
-        words.append(saved_in_words(saved, noise["seeds_saved_interval"]))
-    words.append(f"median difference {signed(checked['median'])}")
-    reach = "" if checked["smallest_p"] <= alpha else f" (smallest possible: {checked['smallest_p']:.2g})"
-    words.append(f"sign-flip p {checked['sign_flip_p']:.2g}{reach}")
-    if checked["skewness"] is not None:
-        words.append(f"skewness {checked['skewness']:+.1f}")
+        facts.append(saved_in_words(saved, noise["seeds_saved_interval"]))
+    facts.append(f"median difference {signed(robust['median'])}")
+    reach = "" if robust["smallest_p"] <= alpha else f" (smallest possible: {robust['smallest_p']:.2g})"
+    facts.append(f"sign-flip p {robust['sign_flip_p']:.2g}{reach}")
+    if robust["skewness"] is not None:
+        facts.append(f"skewness {robust['skewness']:+.1f}")
     if (windows := row["window_error"]) is not None:
         errors = f"{windows['pair']:.2g} of a pair, {windows['mean']:.2g} of the mean"
-        words.append(f"standard error over validation windows {errors}")
-    yield f"{name}: {', '.join(words)}."
+        facts.append(f"standard error over validation windows {errors}")
+    yield f"{name}: {', '.join(facts)}."
 
 
 def pairs_in_words(count: int) -> str:
@@ -195,7 +195,7 @@ def saved_in_words(seeds: int, interval: Sequence[int]) -> str:
     return f"pairing saved {seeds} ({low} to {high}) seeds per side"
 
 
-def _with(value: float, interval: Sequence[float] | None, digits: str = ".2g") -> str:
+def _with_interval(value: float, interval: Sequence[float] | None, digits: str = ".2g") -> str:
     low, high = interval or (value, value)
     return f"{value:{digits}} ({low:{digits}} to {high:{digits}})"
 
@@ -208,16 +208,16 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
     tuning = report["tuning"]
     if tuning is None or not tuning["sides"]:
         return [] if tuning is None else [f"Tuning of {tuning['option']} has not ended."]
-    words = []
+    optima = []
     for name, side in tuning["sides"].items():
         edge = "" if side["is_bracketed"] else ", not bracketed: at the edge of the grid"
         best = "none, each value diverged" if side["best"] is None else f"{side['best']:g}"
         vertices = [value for value in side["vertices"] if value is not None]
         seeds = f", by seed {min(vertices):g} to {max(vertices):g}" if len(vertices) > 1 else ""
-        words.append(f"{name} {best} (untuned {side['untuned']:g}{seeds}{edge})")
+        optima.append(f"{name} {best} (untuned {side['untuned']:g}{seeds}{edge})")
     took = f"{tuning['runs']} runs took {shown_duration(tuning['run_seconds'])}"
     families = f"Untuned and tuned differences each have alpha {report['alpha']:g}; both together, up to twice that."
-    return [f"Tuned {tuning['option']}: {', '.join(words)}; {took}.", families]
+    return [f"Tuned {tuning['option']}: {', '.join(optima)}; {took}.", families]
 
 
 # ---- cost
@@ -225,12 +225,13 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
 
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what the experiment took."""
-    lines, cost = matched_lines(report) + _unequal({BASELINE: report["baseline"], **report["variants"]}), report["cost"]
+    cost = report["cost"]
+    lines = matched_lines(report) + _unequal({BASELINE: report["baseline"], **report["variants"]})
     if cost["sides"]:
-        many = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
-        times = [_in_short(name, side) for name, side in cost["sides"].items()]
-        where = f"{_company(cost)} on {cost['machine']}, {cost['date']}"
-        lines.append(f"Time and memory of a step: {'; '.join(times)}. {many}, {where}.")
+        rounds = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
+        times = [_cost_of_side(name, side) for name, side in cost["sides"].items()]
+        where = f"{_other_programs(cost)} on {cost['machine']}, {cost['date']}"
+        lines.append(f"Time and memory of a step: {'; '.join(times)}. {rounds}, {where}.")
     lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
     return lines
 
@@ -238,13 +239,13 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
 def matched_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what that leaves out."""
     match = MATCHES[report["match"]]
-    words, unit = match.words(report)
+    matches, unit = match.words(report)
     rule = f"{match.name} by {report['solved']}" if report["solved"] else match.name
-    line = f"Matched: {rule} ({', '.join(words)}{unit})." if words else f"Matched: {rule}."
+    line = f"Matched: {rule} ({', '.join(matches)}{unit})." if matches else f"Matched: {rule}."
     return [line, match.caveat] if match.caveat else [line]
 
 
-def _company(cost: Mapping[str, Any]) -> str:
+def _other_programs(cost: Mapping[str, Any]) -> str:
     """Whether other programs computed during the measurement."""
     others = cost["other_cores"]
     if others is None:
@@ -252,7 +253,7 @@ def _company(cost: Mapping[str, Any]) -> str:
     return "alone" if others < MOST_COMPANY else f"while other programs used {others:.1f} cores"
 
 
-def _in_short(name: str, side: Mapping[str, Any]) -> str:
+def _cost_of_side(name: str, side: Mapping[str, Any]) -> str:
     time = f"{milliseconds(side['step_s'])} ms" if name == BASELINE else time_in_words(side)
     return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
 
@@ -273,16 +274,16 @@ def parameter_lines(plan: Plan) -> list[str]:
     """The parameters of each arm, and a line if they are not equal."""
     arms = {name: plan.arms[name] for name in (BASELINE, *plan.experiment.variants)}
     counts = {name: arm.get("parameters") for name, arm in arms.items()}
-    words = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
-    return [f"parameters: {', '.join(words)}", *_unequal(arms)]
+    counted = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
+    return [f"parameters: {', '.join(counted)}", *_unequal(arms)]
 
 
-def start_in_words(plan: Plan, looks: Sequence[int], places: int) -> str:
+def start_in_words(plan: Plan, looks: Sequence[int], slots: int) -> str:
     """What begins now: variants, looks, and how many runs at a time."""
     experiment, threads, variants = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
-    runs = f"{places} at a time, {threads} thread{'s' * (threads != 1)} each"
-    words = f"{variants} variant{'s' * (variants != 1)}, {tested_in_words(looks)}, {runs}"
-    return f"{experiment.name}: {words}: {plan.out}"
+    runs = f"{slots} at a time, {threads} thread{'s' * (threads != 1)} each"
+    summary = f"{variants} variant{'s' * (variants != 1)}, {tested_in_words(looks)}, {runs}"
+    return f"{experiment.name}: {summary}: {plan.out}"
 
 
 def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -298,8 +299,8 @@ def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def tested_in_words(looks: Sequence[int]) -> str:
     """Such as ``tested after 4, 8, and 12 pairs``; these numbers are the looks."""
-    *most, last = map(str, looks)
-    few = f"{', '.join(most)}{',' * (len(most) > 1)} and " if most else ""
+    *earlier, last = map(str, looks)
+    few = f"{', '.join(earlier)}{',' * (len(earlier) > 1)} and " if earlier else ""
     return f"tested after {few}{last} pairs"
 
 

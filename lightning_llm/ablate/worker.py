@@ -51,7 +51,7 @@ def work(out: Path, *, parent: int | None = None, say: Callable[[str], object] =
         if not state.needed:
             return
         if not any(_try(plan, run, results, kills, parent, say) for run in state.needed):
-            _check(parent)
+            _check_parent(parent)
             time.sleep(POLL_S)
 
 
@@ -96,18 +96,18 @@ def _try(
 def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int | None:
     """The exit status of a fit; ``None``: another worker has taken the run."""
     folder = plan.run_dir(run).resolve()
-    words = [f"--config={plan.config(run.name)}", f"--seed_everything={run.seed}", f"--data.seed={run.seed}"]
-    words += [*plan.options(run.name), f"--trainer.run_dir={folder}"]
+    arguments = [f"--config={plan.config(run.name)}", f"--seed_everything={run.seed}", f"--data.seed={run.seed}"]
+    arguments += [*plan.options(run.name), f"--trainer.run_dir={folder}"]
     if _has_checkpoint(folder):
-        words.append("--ckpt_path=last")
+        arguments.append("--ckpt_path=last")
     else:  # killed before its first checkpoint: a new run needs a new folder
         remove_path(folder)
-    place = {"environment": environment(plan), "folder": plan.content["folder"], "forks": can_fork(plan)}
-    with Child(plan.out, ["fit", *words], log=_log(plan, run), **place) as child:
+    settings = {"environment": environment(plan), "folder": plan.content["folder"], "forks": can_fork(plan)}
+    with Child(plan.out, ["fit", *arguments], log=_log(plan, run), **settings) as child:
         while (status := child.status(POLL_S)) is None:
             if not claim.renew():
                 return None
-            _check(parent)
+            _check_parent(parent)
     return status
 
 
@@ -119,7 +119,7 @@ def environment(plan: Plan) -> dict[str, str]:
     return {name: value for name, value in environment_of_worker(plan).items() if not name.startswith("SLURM_")}
 
 
-def _check(parent: int | None) -> None:
+def _check_parent(parent: int | None) -> None:
     if parent is not None and os.getppid() != parent:
         raise Stopped
 

@@ -18,17 +18,11 @@ from typing import Any
 
 from lightning_llm.ablate import claims, local
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.experiment import Experiment, experiment_of
+from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.fork import can_fork, environment_of_worker, forks_runs, is_prepared
 from lightning_llm.ablate.history import Spread, spread_in
-from lightning_llm.ablate.ladder import (
-    LADDER,
-    SIZES,
-    is_ladder,
-    ladder_of,
-    read_ladder,
-)
+from lightning_llm.ablate.ladder import LADDER, SIZES, is_ladder, ladder_of, read_ladder
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.plan import CODE, MAIN, PLAN, Plan
@@ -114,29 +108,29 @@ def _options(parser: OneLineParser) -> None:
     worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
 
-def run_ablate(words: Sequence[str]) -> int:
+def run_ablate(arguments: Sequence[str]) -> int:
     """Compare a baseline with variants of it."""
-    own, of_fit = _split(words)
-    return Tool(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own)
+    own_arguments, of_fit = _split(arguments)
+    return Tool(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own_arguments)
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of ``ablate``, and options of ``fit``: those with a dot, and the single ones."""
-    own, of_fit, rest = list[str](), list[str](), iter(words)
-    for word in rest:
-        name, equals, _ = word.removeprefix("--").partition("=")
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of ``ablate``, and options of ``fit``: those with a dot, and the single ones."""
+    own, of_fit, rest = list[str](), list[str](), iter(arguments)
+    for argument in rest:
+        name, equals, _ = argument.removeprefix("--").partition("=")
         is_own = name == "size" and own[:1] == ["extend"]
-        if word.startswith("--") and not is_own and name.partition(".")[0].removesuffix("+") in OF_FIT:
-            of_fit += [word, *(() if equals or name == "repeat" else islice(rest, 1))]
+        if argument.startswith("--") and not is_own and name.partition(".")[0].removesuffix("+") in OF_FIT:
+            of_fit += [argument, *(() if equals or name == "repeat" else islice(rest, 1))]
         else:
-            own.append(word)
+            own.append(argument)
     return own, of_fit
 
 
 def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
     if of_fit and options.action not in ("run", "try"):
         raise ValueError(f"{of_fit[0]} is an option of fit: only ablate run and ablate try take it")
-    for name in (word.removeprefix("--").partition("=")[0] for word in of_fit):
+    for name in (argument.removeprefix("--").partition("=")[0] for argument in of_fit):
         if name in SET_BY_EXPERIMENT:
             raise ValueError(f"--{name} is set by the experiment: leave it out")
     if getattr(options, "workers", None) is not None and options.workers < 1:
@@ -156,31 +150,21 @@ def _run(options: argparse.Namespace) -> None:
             climb(read_ladder(Path(options.experiment))[0], options)
             return
         plan = Plan.read(Path(options.experiment))
-    elif is_ladder((read := _content(options))[0]):
+    elif is_ladder((description := _content(options))[0]):
         if options.of_fit:
             raise ValueError(f"{options.of_fit[0]}: a ladder takes options of fit in its file, under options")
-        climb(ladder_of(*read), options)
+        climb(ladder_of(*description), options)
         return
     else:
         source = options.experiment and Path(options.experiment)
         reuse = options.reuse or REUSES[0]
-        setup = ablate_run.set_up(experiment_of(*read), options.of_fit, source=source, reuse=reuse)
+        setup = ablate_run.set_up(experiment_of(*description), options.of_fit, source=source, reuse=reuse)
         if options.dry_run:
             show_outlays({setup.experiment.name: setup.outlay(options.workers)}, Console())
             return
         plan = setup.plan(options.workers)
         show_plan(plan, setup.earlier, Console(stderr=True))
     ablate_run.carry_out(plan, options.workers, options.slurm)
-
-
-def asked(options: argparse.Namespace) -> Experiment:
-    """The experiment that the options of ``run`` describe.
-
-    Raises:
-        ValueError: They do not, or its file is wrong.
-        OSError: It cannot be read.
-    """
-    return experiment_of(*_content(options))
 
 
 def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
@@ -219,7 +203,7 @@ def _power(options: argparse.Namespace) -> None:
     if options.spread is not None and not SPREADS[0] <= options.spread <= SPREADS[1]:
         raise ValueError(f"--spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {options.spread}")
     if options.earlier is None or options.experiment or options.baseline or options.vary:
-        experiment = asked(options)
+        experiment = experiment_of(*_content(options))
     else:
         experiment = Plan.read(options.earlier).experiment
         experiment = experiment if options.pairs is None else experiment.cut(options.pairs)

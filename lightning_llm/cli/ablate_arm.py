@@ -10,7 +10,7 @@ from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.train import cli_main
 
 
-def read_arm(name: str, files: Sequence[str | Path], words: Sequence[str]) -> Arm:
+def read_arm(name: str, files: Sequence[str | Path], arguments: Sequence[str]) -> Arm:
     """An arm of a comparison, as ``fit`` reads it.
 
     Raises:
@@ -20,7 +20,7 @@ def read_arm(name: str, files: Sequence[str | Path], words: Sequence[str]) -> Ar
     configs = [f"--config={file}" for file in files]
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(printed):
-            cli = cli_main(["check", *configs, *words])
+            cli = cli_main(["check", *configs, *arguments])
     except SystemExit as leaving:
         lines = errors.getvalue().strip().splitlines() or [one_line(leaving)]
         raise ValueError(f"{name}: {lines[-1].partition('error: ')[2] or lines[-1]}") from None

@@ -62,8 +62,8 @@ def _plan_of(
 
 
 def _set_up(ladder: Ladder, size: str, options: argparse.Namespace, more: Mapping[str, Any] | None = None) -> "Setup":
-    given = options.folder if options.action == "extend" else Path(options.experiment)
-    source, reuse = given / LADDER if given.is_dir() else given, getattr(options, "reuse", None) or REUSES[0]
+    path = options.folder if options.action == "extend" else Path(options.experiment)
+    source, reuse = path / LADDER if path.is_dir() else path, getattr(options, "reuse", None) or REUSES[0]
     return ablate_run.set_up(ladder.experiment(size), [], source=source, reuse=reuse, more=more)
 
 
@@ -78,7 +78,7 @@ def extend_ladder(options: argparse.Namespace) -> None:
     """Store the prediction of a further size, then train it."""
     ladder, computes = read_ladder(options.folder)
     ladder = ladder.with_target(options.size, promised_sizes(ladder))
-    if (found := promise_of(ladder, options.size)) is None:
+    if (stored := promise_of(ladder, options.size)) is None:
         setup = _set_up(ladder, options.size, options)
         computes[options.size] = setup.compute
         check_reach(ladder, computes)
@@ -86,7 +86,7 @@ def extend_ladder(options: argparse.Namespace) -> None:
         digest = store_promise(ladder, promise)
         ablate_run.say([f"stored the prediction for {options.size}: {ladder.out / PROMISES / options.size}.json"])
     else:
-        digest = found["hash"]
+        digest = stored["hash"]
     plan = _plan_of(ladder, options.size, options, promise=digest)
     ablate_run.carry_out(plan, options.workers, options.slurm)
     if options.slurm is None:

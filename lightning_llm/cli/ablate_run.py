@@ -29,7 +29,7 @@ PROG = "lightning-llm ablate"
 
 def set_up(
     experiment: Experiment,
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     source: Path | None = None,
     reuse: str = REUSES[0],
@@ -40,7 +40,7 @@ def set_up(
 
     Args:
         experiment: What the user asks for.
-        words: Further options of ``fit``.
+        arguments: Further options of ``fit``.
         source: The file that names its options; ``None``: the command line does.
         reuse: As of ``Setup``.
         more: As of ``Setup``.
@@ -62,7 +62,7 @@ def set_up(
     lines.append(f"checking the baseline and {', '.join(experiment.variants)}")
     lines += check_configs(["check", *(f"--config={file}" for file in experiment.baseline)])
     say([] if quiet else lines)
-    return Setup(experiment, words, read_arm, reuse=reuse, more=more)
+    return Setup(experiment, arguments, read_arm, reuse=reuse, more=more)
 
 
 def say(lines: Iterable[str]) -> None:
@@ -85,11 +85,11 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
-    places = local.slots(plan, gpus, workers)
+    slots = local.slots(plan, gpus, workers)
     if (state := load_experiment(plan.out).state).needed:
-        console.say(start_in_words(plan, state.looks, len(places)))
+        console.say(start_in_words(plan, state.looks, len(slots)))
         console.say(parameters)
-        local.run_workers(plan, places)
+        local.run_workers(plan, slots)
     if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan)):
         console.say(f"time and memory were not measured: {problem}")
     write(plan.out)

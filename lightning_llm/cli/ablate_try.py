@@ -90,7 +90,7 @@ def attempt(options: argparse.Namespace) -> int:
     budget_s = math.inf if options.budget is None else duration(options.budget, "--budget")
     _refuse_unreadable(options)
     out: Path = options.stream
-    first = _first(options) if _is_new(out) else None
+    first = _first_content(options) if _is_new(out) else None
     out.mkdir(parents=True, exist_ok=True)
     if is_locked(out):
         ablate_run.say([f"waiting for another call on {out}"])
@@ -101,8 +101,8 @@ def attempt(options: argparse.Namespace) -> int:
         stream = Stream.read(out)
         if options.give_up:
             return _give_up(stream, options)
-        if (known := _last(stream, options)) is not None:
-            return _say(stream, known, options)
+        if (verdict := _last_verdict(stream, options)) is not None:
+            return _say(stream, verdict, options)
         if stream.run_seconds >= budget_s:
             used = shown_duration(stream.run_seconds)
             raise ValueError(f"--budget {options.budget} is used up: the runs of {out} took {used}; give more")
@@ -111,7 +111,7 @@ def attempt(options: argparse.Namespace) -> int:
         lock.release()
 
 
-def _last(stream: Stream, options: argparse.Namespace) -> Mapping[str, Any] | None:
+def _last_verdict(stream: Stream, options: argparse.Namespace) -> Mapping[str, Any] | None:
     """The verdict of the last idea, if this command has given it: it may have been killed before it said so."""
     if not stream.verdicts or stream.unfinished is not None or options.again or not options.vary:
         return None
@@ -139,8 +139,8 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
             advice = f"{PROG} {stream.out} continues it, and with --give-up ends it"
             raise ValueError(f"{unfinished} is another idea, and has no verdict yet: {advice}")
         return plan
-    if (before := stream.same_as(asked)) is not None and not options.again:
-        where = f"place {before['place']}, {before['verdict']}"
+    if (earlier := stream.same_as(asked)) is not None and not options.again:
+        where = f"place {earlier['place']}, {earlier['verdict']}"
         raise ValueError(f"this idea was tried before ({where}): --again tries it on fresh seeds, at a new place")
     return setup.plan(stream.content["workers"])
 
@@ -152,8 +152,8 @@ def _give_up(stream: Stream, options: argparse.Namespace) -> int:
     try:
         plan = Plan.read(unfinished)
     except ValueError as error:
-        place = set_aside(stream.out, unfinished)
-        raise ValueError(f"{error}; the idea was taken out of the stream, to {place}") from None
+        folder = set_aside(stream.out, unfinished)
+        raise ValueError(f"{error}; the idea was taken out of the stream, to {folder}") from None
     results: Mapping[Run, Result] = {}
     with suppress(ValueError):  # runs that are no pairs
         results = results_of(plan)
@@ -222,14 +222,14 @@ def _is_new(out: Path) -> bool:
     return not any((out / IDEAS).glob(f"*/{PLAN}"))
 
 
-def _first(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def _first_content(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """What a new stream begins with: the content of ``stream.json``, and the options of the baseline.
 
     Its first idea is read and compared here too, so that a mistake leaves no folder.
     """
     if options.give_up or not options.vary or not options.baseline:
-        known = "give --baseline CONFIG and --vary OPTION=VALUE to begin it"
-        raise ValueError(f"{options.stream} holds no idea yet: {known}")
+        advice = "give --baseline CONFIG and --vary OPTION=VALUE to begin it"
+        raise ValueError(f"{options.stream} holds no idea yet: {advice}")
     content = {"asked": _asked(options), **settings(options.alpha, options.most, options.workers)}
     from lightning_llm.cli.ablate_arm import read_arm
     from lightning_llm.cli.parsing import check_configs
@@ -265,8 +265,8 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
         ValueError: An option is given twice.
     """
     changes: dict[str, Any] = {}
-    for each in varied(options.vary).values():
-        for option, value in flat_options(each).items():
+    for variant_options in varied(options.vary).values():
+        for option, value in flat_options(variant_options).items():
             if option in changes:
                 raise ValueError(f"--vary {option} is given twice: an idea has one value of it")
             changes[option] = value
@@ -280,15 +280,15 @@ def _refuse_changed(stream: Stream, base: Arm | None = None) -> None:
 
     base = base or read_arm(BASELINE, [str(stream.baseline())], [])
     files = code_of({BASELINE: base.options})
-    own = {name: path for name, path in files.items() if not name.startswith(f"{PACKAGE.name}/")}
-    stream.refuse_changed(environment(base), own)
+    user_files = {name: path for name, path in files.items() if not name.startswith(f"{PACKAGE.name}/")}
+    stream.refuse_changed(environment(base), user_files)
 
 
 def _refuse_unreadable(options: argparse.Namespace) -> None:
-    """Refuse words that no JSON file can hold."""
-    for word in [*options.vary, *options.of_fit, *(options.baseline or ()), options.because, str(options.stream)]:
-        if any("\ud800" <= character <= "\udfff" for character in word):
-            raise ValueError(f"{shown(word)} is no UTF-8")
+    """Refuse arguments that no JSON file can hold."""
+    for argument in [*options.vary, *options.of_fit, *(options.baseline or ()), options.because, str(options.stream)]:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise ValueError(f"{shown(argument)} is no UTF-8")
 
 
 def environment(base: Arm) -> dict[str, str]:
@@ -301,23 +301,23 @@ def environment(base: Arm) -> dict[str, str]:
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """What a stream begins with: configs of the baseline with their hashes, and options of ``fit``, a word each."""
+    """What a stream begins with: configs of the baseline with their hashes, and arguments of ``fit``."""
     files = {file: file_hash(Path(config_path(file))) for file in options.baseline or ()}
-    words: list[str] = []
-    for word in options.of_fit:
-        words += [word] if word.startswith("--") else [f"{words.pop()}={word}"]
-    return {"baseline": files, "options": sorted(words)}
+    arguments: list[str] = []
+    for argument in options.of_fit:
+        arguments += [argument] if argument.startswith("--") else [f"{arguments.pop()}={argument}"]
+    return {"baseline": files, "options": sorted(arguments)}
 
 
 def _refuse_other_stream(stream: Stream, options: argparse.Namespace) -> None:
     """Refuse options that are not those that the stream began with; left out, they are."""
-    now, before = _asked(options), stream.content["asked"]
-    given = [
-        ("--baseline", [*now["baseline"].values()], [*before["baseline"].values()]),
-        (next(iter(now["options"]), "").partition("=")[0], now["options"], before["options"]),
+    asked, begun_with = _asked(options), stream.content["asked"]
+    checks = [
+        ("--baseline", [*asked["baseline"].values()], [*begun_with["baseline"].values()]),
+        (next(iter(asked["options"]), "").partition("=")[0], asked["options"], begun_with["options"]),
         ("--alpha", options.alpha, stream.content["alpha"]),
         ("--most", options.most, stream.content["most"]),
     ]
-    for option, value, begun in given:
-        if value not in (None, []) and value != begun:
+    for option, value, first_value in checks:
+        if value not in (None, []) and value != first_value:
             raise ValueError(f"{option} is not what {stream.out} began with: leave it out, or begin another stream")

@@ -7,7 +7,7 @@ import torch
 
 from lightning_llm.ablate import cost
 from lightning_llm.ablate.null_variant import RedrawMLP
-from lightning_llm.ablate.options import words_of
+from lightning_llm.ablate.options import arguments_of
 from lightning_llm.cli.ablate_arm import read_arm
 from lightning_llm.measure.timer import Timing
 
@@ -33,7 +33,7 @@ def make(text_file, tmp_path, monkeypatch):
 
     def arm(name):
         width = {"model.architecture.intermediate_size": 1024} if name == "wide" else {}
-        return read_arm(name, [], words_of({**OPTIONS, "data.path": str(text_file), **width}))
+        return read_arm(name, [], arguments_of({**OPTIONS, "data.path": str(text_file), **width}))
 
     return arm
 
