@@ -297,11 +297,11 @@ def _recomputed(config: ModelConfig, layer: dict[str, int], level: int) -> int:
     Checkpointing stops at the last tensor that backward needs, the input of ``down`` or of ``o``. The memory-optimized
     operator has no such place inside: it runs to its end.
     """
-    block, mlp = config.recompute == "block", parts.KNOWN_MLPS.get(name_of(config.mlp))
+    is_block, mlp = config.recompute == "block", parts.KNOWN_MLPS.get(name_of(config.mlp))
     runs_to_end = mlp is not None and mlp.is_one_operator
-    again = layer["mlp_in"] if level else 0  # inside the operator, also where the block around it is recomputed
-    if block or config.recompute == "mlp":
-        again += layer["mlp_in"] + (layer["mlp_out"] if runs_to_end else 0)
-    if block or config.recompute == "attention":
-        again += layer["qkv"] + layer["scores"]
-    return again + (layer["o"] if block else 0)  # the MLP comes after it
+    flops = layer["mlp_in"] if level else 0  # inside the operator, also where the block around it is recomputed
+    if is_block or config.recompute == "mlp":
+        flops += layer["mlp_in"] + (layer["mlp_out"] if runs_to_end else 0)
+    if is_block or config.recompute == "attention":
+        flops += layer["qkv"] + layer["scores"]
+    return flops + (layer["o"] if is_block else 0)  # the MLP comes after it

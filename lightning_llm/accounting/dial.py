@@ -77,7 +77,7 @@ class Asked(NamedTuple):
     size: int
     tokens_per_parameter: float
     repeat: bool
-    place: int
+    base_configs: int
 
 
 def asked_in(contents: Sequence[Section], typed: Section) -> Asked | None:
@@ -88,17 +88,17 @@ def asked_in(contents: Sequence[Section], typed: Section) -> Asked | None:
     Raises:
         ValueError: A value is wrong, or given without a size.
     """
-    own = {name: value for each in [*contents, typed] for name, value in each.items() if name in OPTIONS}
-    if own.get("size") is None:
-        if left := [name for name in OPTIONS if own.get(name)]:
-            raise ValueError(f"{left[0]} needs size: give one, such as --size 100k, or leave {left[0]} out")
+    options = {name: value for each in [*contents, typed] for name, value in each.items() if name in OPTIONS}
+    if options.get("size") is None:
+        if names := [name for name in OPTIONS if options.get(name)]:
+            raise ValueError(f"{names[0]} needs size: give one, such as --size 100k, or leave {names[0]} out")
         return None
-    ratio = own.get("tokens_per_parameter")
+    ratio = options.get("tokens_per_parameter")
     ratio = TOKENS_PER_PARAMETER if ratio is None else ratio
     if not is_number(ratio) or not 0 < ratio < math.inf:
         raise ValueError(f"tokens_per_parameter must be a number above 0, got {shown(ratio)}")
-    places = [place for place, content in enumerate(contents, 1) if "size" in content]
-    return Asked(parse_size(own["size"]), ratio, bool(own.get("repeat")), len(contents) if typed else places[-1])
+    sized = [number for number, content in enumerate(contents, 1) if "size" in content]
+    return Asked(parse_size(options["size"]), ratio, bool(options.get("repeat")), len(contents) if typed else sized[-1])
 
 
 def parse_size(text: object) -> int:
@@ -148,11 +148,11 @@ class Dial:
         epochs = self.size * self.tokens_per_parameter / train_tokens
         if not self.limits_epochs or epochs <= MOST_EPOCHS:
             return ""
-        most = math.floor(MOST_EPOCHS * train_tokens / self.tokens_per_parameter)
-        unit = 10 ** max(0, len(str(most)) - 2)
+        largest = math.floor(MOST_EPOCHS * train_tokens / self.tokens_per_parameter)
+        unit = 10 ** max(0, len(str(largest)) - 2)
         what = f"size {size_name(self.size)} at {self.tokens_per_parameter:g} tokens per parameter"
         often = f"reads the {train_tokens:,} tokens of training text {epochs:.1f} times, more than {MOST_EPOCHS}"
-        return f"{what} {often}: the largest size that fits is {size_name(most // unit * unit)}; --repeat accepts it"
+        return f"{what} {often}: the largest size that fits is {size_name(largest // unit * unit)}; --repeat accepts it"
 
     def in_words(self) -> str:
         """The options in one line."""
@@ -162,25 +162,25 @@ class Dial:
 
 def given_options(options: Section, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
     """Of nested options those of the given names, with or without ``init_args``; a part of the model is one option."""
-    plain, found = {name.replace(".init_args", "") for name in names}, dict[str, Any]()
+    option_names, selected = {name.replace(".init_args", "") for name in names}, dict[str, Any]()
     for name, value in options.items():
         path = f"{prefix}{name}"
-        own = path.replace(".init_args", "")
-        is_inside = any(each.startswith(f"{own}.") for each in plain)
-        if f"{path}.class_path" in plain:  # with the defaults of another class
-            found[path] = value
+        short_path = path.replace(".init_args", "")
+        is_inside = any(option.startswith(f"{short_path}.") for option in option_names)
+        if f"{path}.class_path" in option_names:  # with the defaults of another class
+            selected[path] = value
         if is_inside and isinstance(value, dict) and not path.startswith(f"{ARCHITECTURE}."):
-            found |= given_options(value, plain, f"{path}.")
-        elif is_inside or own in plain:
-            found[path] = value
-    return found
+            selected |= given_options(value, option_names, f"{path}.")
+        elif is_inside or short_path in option_names:
+            selected[path] = value
+    return selected
 
 
 def with_options(options: Section, given: Mapping[str, Any]) -> Section:
     """Nested options with others, by dotted name, in them."""
     for name, value in given.items():
-        for part in reversed(name.split(".")):
-            value = {part: value}
+        for key in reversed(name.split(".")):
+            value = {key: value}
         options = merged(options, value)
     return options
 
@@ -207,11 +207,11 @@ def dial(
         ValueError: No model of this size can be made, or the base lacks what a rule needs.
     """
     given = given or {}
-    wanted, old = with_options(base, given), ModelConfig(**_get(base, ARCHITECTURE, {}))
-    new, measured, parameters = _shape(old, wanted, size, given, measure)
+    run_options, old = with_options(base, given), ModelConfig(**_get(base, ARCHITECTURE, {}))
+    new, measured, parameters = _nearest_shape(old, run_options, size, given, measure)
     options = {f"{ARCHITECTURE}.{name}": getattr(new, name) for name in (*SHAPE, "intermediate_size")}
-    options |= _training(base, wanted, given, (old, new), size * tokens_per_parameter)
-    context = _whole(wanted, CONTEXT)
+    options |= _training(base, run_options, given, (old, new), size * tokens_per_parameter)
+    context = _base_number(run_options, CONTEXT)
     tokens, flops = options[STEPS] * options[BATCH] * context, None
     if new.vocab_size is not None:
         flops = step_flops(new, tokens=tokens, context_length=context, measured=measured).model
@@ -220,12 +220,12 @@ def dial(
 
 
 def _get(options: Any, name: str, default: Any = None) -> Any:
-    for part in name.split("."):
-        options = options.get(part) if isinstance(options, Mapping) else None
+    for key in name.split("."):
+        options = options.get(key) if isinstance(options, Mapping) else None
     return default if options is None else options
 
 
-def _whole(options: Section, name: str) -> int:
+def _base_number(options: Section, name: str) -> int:
     """A number that rules are relative to."""
     value = _get(options, name)
     if type(value) is not int or value < 1:
@@ -241,8 +241,8 @@ def _devices(options: Section) -> int:
 # ---- the shape
 
 
-def _shape(
-    old: ModelConfig, wanted: Section, size: int, given: Mapping[str, Any], measure: Measure | None
+def _nearest_shape(
+    old: ModelConfig, run_options: Section, size: int, given: Mapping[str, Any], measure: Measure | None
 ) -> tuple[ModelConfig, Measured, int]:
     """The model whose shape is nearest to the base's among those of the size."""
 
@@ -251,37 +251,37 @@ def _shape(
         aspect = width / layers * old.num_hidden_layers / old.hidden_size
         return abs(math.log(aspect)) + abs(math.log(12 * width**2 * layers / size))
 
-    reached, problem = set[int](), ""
+    counts, problem = set[int](), ""
     for fields in sorted(_shapes(old, size, given), key=distance):
         try:
-            config, measured, parameters = _filled(with_options(wanted, fields), size, given, measure)
+            config, measured, parameters = _with_mlp(with_options(run_options, fields), size, given, measure)
         except ValueError as error:  # such as heads that do not divide the width
             problem = problem or str(error)
             continue
         if abs(parameters / size - 1) <= CLOSE:
             return config, measured, parameters
-        reached.add(parameters)
-    if not reached:
+        counts.add(parameters)
+    if not counts:
         raise ValueError(f"size {size_name(size)} cannot be made: {problem}")
-    nearest = sorted(sorted(reached, key=lambda each: abs(math.log(each / size)))[:2])
-    raise ValueError(
-        f"size {size_name(size)} cannot be made from this base: the nearest are {' and '.join(map(size_name, nearest))}"
-    )
+    nearest = sorted(sorted(counts, key=lambda count: abs(math.log(count / size)))[:2])
+    names = " and ".join(map(size_name, nearest))
+    raise ValueError(f"size {size_name(size)} cannot be made from this base: the nearest are {names}")
 
 
 def _shapes(old: ModelConfig, size: int, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Legal widths and depths with about 12 · layers · width² parameters, and their heads."""
-    own = {name: given.get(f"{ARCHITECTURE}.{name}") for name in SHAPE}
+    fixed = {name: given.get(f"{ARCHITECTURE}.{name}") for name in SHAPE}
     queries = old.num_attention_heads // (old.num_key_value_heads or 1)
-    for width in [own["hidden_size"]] if own["hidden_size"] else _widths(size):
-        head_dim = own["head_dim"] or next(each for limit, each in HEADS if width < limit)
-        heads = own["num_attention_heads"] or max(1, width // head_dim)
-        head_dim = own["head_dim"] or max(1, width // heads)
+    for width in [fixed["hidden_size"]] if fixed["hidden_size"] else _widths(size):
+        head_dim = fixed["head_dim"] or next(head_width for limit, head_width in HEADS if width < limit)
+        heads = fixed["num_attention_heads"] or max(1, width // head_dim)
+        head_dim = fixed["head_dim"] or max(1, width // heads)
         keys = next(keys for keys in range(max(1, heads // queries), 0, -1) if heads % keys == 0)
         depth = size / (12 * width**2)
-        for layers in {own["num_hidden_layers"]} if own["num_hidden_layers"] else {math.floor(depth), math.ceil(depth)}:
+        depths = {fixed["num_hidden_layers"]} if fixed["num_hidden_layers"] else {math.floor(depth), math.ceil(depth)}
+        for layers in depths:
             if layers:
-                fields = zip(SHAPE, (width, layers, heads, own["num_key_value_heads"] or keys, head_dim), strict=True)
+                fields = zip(SHAPE, (width, layers, heads, fixed["num_key_value_heads"] or keys, head_dim), strict=True)
                 yield {f"{ARCHITECTURE}.{name}": value for name, value in fields}
 
 
@@ -296,64 +296,63 @@ def _widths(size: int) -> Iterator[int]:
         yield width
 
 
-def _filled(
-    wanted: Section, size: int, given: Mapping[str, Any], measure: Measure | None
+def _with_mlp(
+    run_options: Section, size: int, given: Mapping[str, Any], measure: Measure | None
 ) -> tuple[ModelConfig, Measured, int]:
     """A shape with the intermediate size that comes nearest to the size, and its parameters."""
     name = "intermediate_size"
 
     def counted(width: int) -> tuple[ModelConfig, Measured, int]:
-        own = given.get(f"{ARCHITECTURE}.{name}") or width
-        config = ModelConfig(**{**_get(wanted, ARCHITECTURE), name: own})
+        intermediate = given.get(f"{ARCHITECTURE}.{name}") or width
+        config = ModelConfig(**{**_get(run_options, ARCHITECTURE), name: intermediate})
         parts, measured = parts_to_measure(config), UNMEASURED
         if parts and measure is None:
-            raise ValueError(
-                f"{' '.join(next(iter(parts.items())))} has no formula: its parameters can only be measured"
-            )
+            part = " ".join(next(iter(parts.items())))
+            raise ValueError(f"{part} has no formula: its parameters can only be measured")
         if parts and measure is not None:
             measured = measure(config)
-        known = config if config.vocab_size is not None else dataclasses.replace(config, vocab_size=1)
-        by_part = parameters_by_part(known, measured)
+        complete = config if config.vocab_size is not None else dataclasses.replace(config, vocab_size=1)
+        by_part = parameters_by_part(complete, measured)
         return config, measured, sum(by_part.values()) - by_part["embeddings"] - by_part["head"]
 
-    least = counted(MULTIPLE)
-    slope = counted(2 * MULTIPLE)[2] - least[2]
-    more = max(0, round((size - least[2]) / slope)) if slope > 0 else 0
-    return counted(MULTIPLE * (1 + more)) if more else least
+    smallest = counted(MULTIPLE)
+    slope = counted(2 * MULTIPLE)[2] - smallest[2]
+    added = max(0, round((size - smallest[2]) / slope)) if slope > 0 else 0
+    return counted(MULTIPLE * (1 + added)) if added else smallest
 
 
 # ---- the training
 
 
-def _training(base: Section, wanted: Section, given: Mapping[str, Any], models: _Models, tokens: float) -> Section:
+def _training(base: Section, run_options: Section, given: Mapping[str, Any], models: _Models, tokens: float) -> Section:
     """Batch, steps, learning rate, weight decay, and what counts steps."""
     if _get(base, "trainer.max_epochs", -1) != -1:
         raise ValueError(f"size sets {STEPS}: leave trainer.max_epochs out of the base config")
-    (old, new), old_batch, old_steps = models, _whole(base, BATCH), _whole(base, STEPS)
+    (old, new), old_batch, old_steps = models, _base_number(base, BATCH), _base_number(base, STEPS)
     # batch and steps
-    unit = _get(wanted, MICRO_BATCH, 1) * _devices(wanted)
-    relative = tokens / (old_steps * old_batch * _whole(base, CONTEXT))
+    unit = _get(run_options, MICRO_BATCH, 1) * _devices(run_options)
+    relative = tokens / (old_steps * old_batch * _base_number(base, CONTEXT))
     batch = given.get(BATCH) or unit * max(1, round(old_batch * relative**BATCH_EXPONENT / unit))
-    steps = given.get(STEPS) or max(1, round(tokens / (batch * _whole(wanted, CONTEXT))))
+    steps = given.get(STEPS) or max(1, round(tokens / (batch * _base_number(run_options, CONTEXT))))
     options = {BATCH: batch, STEPS: steps}
-    if _get(wanted, "data.class_path") is None:
+    if _get(run_options, "data.class_path") is None:
         rows = max(1, old_batch // _devices(base))
         options[EVAL_BATCH] = _get(base, EVAL_BATCH) or _get(base, MICRO_BATCH) or rows
     # rates
-    path, arguments = _class(wanted, "model.optimizer", "lightning_llm.optim.AdamW")
+    path, arguments = _class(run_options, "model.optimizer", "lightning_llm.optim.AdamW")
     if path not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise ValueError(f"size does not know how the learning rate of {shown(path)} scales: use one of {known}")
+        supported = ", ".join(OPTIMIZERS)
+        raise ValueError(f"size does not know how the learning rate of {shown(path)} scales: use one of {supported}")
     exponent, lr, decay = OPTIMIZERS[path]
-    own = given.get(LR)
-    old_lr = (_get(base, LR) if own else arguments.get("lr")) or lr
+    given_lr = given.get(LR)
+    old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or lr
     factor = (old.hidden_size / new.hidden_size) ** (exponent if new.mup is None else 0)
     factor *= math.sqrt(old.num_hidden_layers / new.num_hidden_layers * batch / old_batch)
-    options[LR] = own or _rounded(old_lr * factor)
+    options[LR] = given_lr or _rounded(old_lr * factor)
     if decay := arguments.get("weight_decay", decay):
         options[DECAY] = _rounded(decay * old_lr * old_steps / (options[LR] * steps))
     # what counts steps
-    path, arguments = _class(wanted, "model.schedule", "")
+    path, arguments = _class(run_options, "model.schedule", "")
     schedule = SCHEDULES.get(path.rpartition(".")[2]) if path.startswith("lightning_llm.") else None
     if path and schedule is None and any(type(value) is int and value > 0 for value in arguments.values()):
         raise ValueError(f"size cannot scale the steps of model.schedule {shown(path)}: use {', '.join(SCHEDULES)}")

@@ -50,7 +50,7 @@ class ExtrapolatedMemory:
         return self._merged(windowed, self._full.with_layers(counts), counts, self.every)
 
     @cached_property
-    def _more(self) -> Bytes:
+    def _extra(self) -> Bytes:
         """What full attention saves beyond that of a window: in each layer, and once (the causal mask)."""
         one, two = (self._full.live_after_layers(n) - self._windowed.live_after_layers(n) for n in (1, 2))
         in_each = two - one
@@ -58,27 +58,27 @@ class ExtrapolatedMemory:
 
     def _merged(self, windowed: StepPoints, full: StepPoints, counts: Counts, every: int) -> StepPoints:
         """The step with a window in each layer but the last of ``every``, from those with one in each and in none."""
-        more, once = self._more
+        per_layer, once = self._extra
         points: dict[Point, Bytes] = {}
 
-        def add(point: Point, most: Bytes, extra: int) -> None:
-            points[point] = most[0] + extra, most[1] + extra
+        def add(point: Point, live: Bytes, extra: int) -> None:
+            points[point] = live[0] + extra, live[1] + extra
 
         layers = sum(counts)
-        for point, most in windowed.points.items():
+        for point, live in windowed.points.items():
             if point.layer is None:
                 is_outside = point.stage == "embeddings"  # before what the layers save, or after it is freed
                 has_mask = not is_outside or point.phase != "forward"
-                add(point, most, once * has_mask + (0 if is_outside else more * (layers // every)))
+                add(point, live, once * has_mask + (0 if is_outside else per_layer * (layers // every)))
         first = 0
         for level, count in zip(LEVELS, counts, strict=True):
             for layer in _ends(range(first, first + count), every):
                 before = layer // every  # full layers
                 is_full = (layer + 1) % every == 0
-                for point, most in _points_of(full if is_full else windowed, level, count, layer - first):
+                for point, live in _points_of(full if is_full else windowed, level, count, layer - first):
                     has_mask = before > 0 or point.phase != "forward"
-                    changed = -more * (layer - before) if is_full else more * before + once * has_mask
-                    add(point._replace(layer=layer, level=None), most, changed)
+                    changed = -per_layer * (layer - before) if is_full else per_layer * before + once * has_mask
+                    add(point._replace(layer=layer, level=None), live, changed)
             first += count
         return StepPoints(parameters=windowed.parameters, gradients=windowed.gradients, points=points)
 
@@ -101,11 +101,11 @@ class _EqualLayers:
         longer = []  # for each long run its further layers, and a trace with one of them
         for run, count in enumerate(counts):
             if count > LONG:
-                one_more = tuple(layers + (place == run) for place, layers in enumerate(shortened))
+                one_more = tuple(layers + (index == run) for index, layers in enumerate(shortened))
                 longer.append((count - LONG, self._trace(one_more)))
 
         def extended(value: Callable[[StepPoints], int]) -> int:
-            return value(base) + sum(more * (value(trace) - value(base)) for more, trace in longer)
+            return value(base) + sum(further * (value(trace) - value(base)) for further, trace in longer)
 
         def most(point: Point) -> Bytes:
             return extended(lambda trace: trace.points[point][0]), extended(lambda trace: trace.points[point][1])
@@ -122,14 +122,14 @@ class _EqualLayers:
             levels = [level for level, count in runs for _ in range(count)]
             config = dataclasses.replace(self.config, num_hidden_layers=len(levels), checkpoint_level=levels)
             memory = step_memory(config, self.settings)
-            places = [(level, _places(count, place)) for level, count in runs for place in range(count)]
+            named_layers = [(level, _end_names(count, index)) for level, count in runs for index in range(count)]
             points: dict[Point, Bytes] = {}
-            for point, most in memory.points.items():
+            for point, live in memory.points.items():
                 if point.layer is None:
-                    points[point] = most
+                    points[point] = live
                 else:
-                    level, names = places[point.layer]
-                    points |= {point._replace(layer=name, level=level): most for name in names}
+                    level, names = named_layers[point.layer]
+                    points |= {point._replace(layer=name, level=level): live for name in names}
             self._traces[counts] = StepPoints(parameters=memory.parameters, gradients=memory.gradients, points=points)
         return self._traces[counts]
 
@@ -141,15 +141,15 @@ def _ends(run: range, every: int) -> list[int]:
     return sorted(near & {*run} | {*run[:2], *run[-2:]})
 
 
-def _points_of(step: StepPoints, level: int, count: int, place: int) -> Iterator[tuple[Point, Bytes]]:
+def _points_of(step: StepPoints, level: int, count: int, index: int) -> Iterator[tuple[Point, Bytes]]:
     """The points of one layer of a run: between the second and the last but one, the bytes change evenly."""
-    names = _places(count, place)
+    names = _end_names(count, index)
     near, far = (names[0], names[0]) if names else (1, -2)
     for point, size in step.points.items():
         if (point.layer, point.level) == (near, level):
             ends = zip(size, step.points[point._replace(layer=far)], strict=True)
-            most, rest = (low + (high - low) * (place - 1) // max(count - LONG, 1) for low, high in ends)
-            yield point, (most, rest)
+            total, without_gradients = (low + (high - low) * (index - 1) // max(count - LONG, 1) for low, high in ends)
+            yield point, (total, without_gradients)
 
 
 def step_points(config: ModelConfig, settings: StepSettings) -> StepPoints:
@@ -158,11 +158,11 @@ def step_points(config: ModelConfig, settings: StepSettings) -> StepPoints:
     if levels == sorted(levels, reverse=True):
         return ExtrapolatedMemory(config, settings).with_layers(tuple(map(levels.count, LEVELS)))
     if len(levels) > MOST_DIFFERENT:
-        most = f"levels may rise in at most {MOST_DIFFERENT} layers"
-        raise ValueError(f"num_hidden_layers {len(levels)}: {most}, where the rows that fit are searched for")
+        limit = f"levels may rise in at most {MOST_DIFFERENT} layers"
+        raise ValueError(f"num_hidden_layers {len(levels)}: {limit}, where the rows that fit are searched for")
     return step_memory(config, settings)
 
 
-def _places(count: int, place: int) -> list[int]:
-    """The ``ENDS`` of a run that a layer of it is, by its place there; in a run of three, its second is two of them."""
-    return [end for end in ENDS if end % count == place and (end >= 0 or count >= LONG) and end < count]
+def _end_names(count: int, index: int) -> list[int]:
+    """The ``ENDS`` of a run that a layer of it is, by its index there; in a run of three, its second is two of them."""
+    return [end for end in ENDS if end % count == index and (end >= 0 or count >= LONG) and end < count]

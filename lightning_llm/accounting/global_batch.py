@@ -20,6 +20,6 @@ def rows_per_micro_batch(global_batch_size: int, micro_batch_size: int | None, d
     """
     rows = global_batch_size // devices if micro_batch_size is None else micro_batch_size
     if rows < 1 or global_batch_size % (rows * devices):
-        by = divisor(micro_batch_size, devices)
-        raise ValueError(f"data.global_batch_size {global_batch_size} cannot be divided by {by}: change one")
+        factors = divisor(micro_batch_size, devices)
+        raise ValueError(f"data.global_batch_size {global_batch_size} cannot be divided by {factors}: change one")
     return rows

@@ -138,17 +138,17 @@ class Reserve:
         return f"{shown_size(self.fixed)} for context and libraries{share}" if self.share else "as asked for"
 
 
-def reserve_for(kind: str, world_size: int = 1, reserve: int | None = None) -> Reserve:
+def reserve_for(device_type: str, world_size: int = 1, reserve: int | None = None) -> Reserve:
     """What a plan leaves free.
 
     Args:
-        kind: ``cuda``; on a ``cpu`` it is nothing.
+        device_type: ``cuda``; on a ``cpu`` it is nothing.
         world_size: Processes.
         reserve: Bytes to leave free instead, whatever the tensors take.
     """
     if reserve is not None:
         return Reserve(fixed=reserve)
-    if kind != "cuda":
+    if device_type != "cuda":
         return Reserve()
     return Reserve(fixed=CUDA_CONTEXT + CUDA_WORKSPACES + (NCCL_BUFFERS if world_size > 1 else 0), share=FRAGMENTS)
 
@@ -159,9 +159,9 @@ def find_device(name: str) -> Device:
     Raises:
         ValueError: If it is not listed; the message says which are.
     """
-    wanted = name.lower().removeprefix("nvidia ")
+    short_name = name.lower().removeprefix("nvidia ")
     for device in DEVICES.values():
-        if device.name.lower().removeprefix("nvidia ") == wanted:
+        if device.name.lower().removeprefix("nvidia ") == short_name:
             return device
     raise ValueError(f"device {name!r} is not in the table: there are {', '.join(DEVICES)}; or give its peak yourself")
 
@@ -175,14 +175,14 @@ def device_from_part(part: str) -> Device:
     Raises:
         ValueError: No device or several devices have this part; the message names them.
     """
-    wanted = re.sub("[^a-z0-9]", "", part.lower())
-    names = [FAMILIES[wanted]] if wanted in FAMILIES else [name for name in DEVICES if wanted in _parts_of(name)]
+    short = re.sub("[^a-z0-9]", "", part.lower())
+    names = [FAMILIES[short]] if short in FAMILIES else [name for name in DEVICES if short in _name_parts(name)]
     if len(names) > 1:
         raise ValueError(f"device {part!r} may be {' or '.join(names)}: give a longer part of the name")
     return DEVICES[names[0]] if names else find_device(part)
 
 
-def _parts_of(name: str) -> set[str]:
+def _name_parts(name: str) -> set[str]:
     words = re.findall("[a-z0-9]+", name.lower())
     return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
 

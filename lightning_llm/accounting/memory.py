@@ -141,17 +141,17 @@ def most_rows(needed: Callable[[int], int], memory: int) -> int:
     return rows
 
 
-def too_little(memory: int, least: int, what: str = "") -> ValueError:
+def too_little(memory: int, needed: int, what: str = "") -> ValueError:
     """The error where nothing fits: it says how much memory would do."""
-    smallest = f"the smallest that fits is {least:,} bytes ({shown_size(least)})"
+    smallest = f"the smallest that fits is {needed:,} bytes ({shown_size(needed)})"
     return ValueError(f"memory of {memory:,} bytes is too little{what}: {smallest}")
 
 
-def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to ``most`` that fits, if all smaller ones do; 0 for none. Large ones are tried last."""
+def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to ``limit`` that fits, if all smaller ones do; 0 for none. Large ones are tried last."""
     if not fits(1):
         return 0
     low = 1
-    while low < most and fits(min(2 * low, most)):
-        low = min(2 * low, most)
-    return low + bisect.bisect_left(range(low + 1, min(2 * low, most)), True, key=lambda number: not fits(number))
+    while low < limit and fits(min(2 * low, limit)):
+        low = min(2 * low, limit)
+    return low + bisect.bisect_left(range(low + 1, min(2 * low, limit)), True, key=lambda number: not fits(number))

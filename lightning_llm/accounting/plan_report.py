@@ -86,8 +86,8 @@ def decisions(planner: Planner, chosen: Plan, others: Mapping[str, Plan | None],
         if other is None:
             lines.append(f"{line}nothing else fits")
             continue
-        line += f"the next best, {_shown(getattr(other.setting, decision))}, takes {_against(other, chosen)}"
-        lines.append(line + (_larger(planner, chosen, memory) if decision == "rows" else ""))
+        line += f"the next best, {_shown(getattr(other.setting, decision))}, takes {_cost_against(other, chosen)}"
+        lines.append(line + (_larger_rows(planner, chosen, memory) if decision == "rows" else ""))
     return lines
 
 
@@ -113,8 +113,8 @@ def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
     line = f"checkpoint_level: {deep} of {layers} layers at 2, {shallow} at 1"
     if not deep + shallow:
         return f"{line}: nothing has to be recomputed in the MLPs"
-    without = planner.plan(dataclasses.replace(setting, counts=(0, 0, layers)))
-    saved, cost = without.memory.peak - chosen.memory.peak, chosen.time.seconds / without.time.seconds - 1
+    all_saved = planner.plan(dataclasses.replace(setting, counts=(0, 0, layers)))
+    saved, cost = all_saved.memory.peak - chosen.memory.peak, chosen.time.seconds / all_saved.time.seconds - 1
     counts = (deep, shallow - 1, rest + 1) if shallow else (deep - 1, shallow, rest + 1)
     fewer = planner.needed(dataclasses.replace(setting, counts=counts))
     return (
@@ -123,19 +123,19 @@ def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
     )
 
 
-def _larger(planner: Planner, chosen: Plan, memory: int) -> str:
-    more = [rows for rows in planner.rows if rows > chosen.setting.rows]
-    if not more:
+def _larger_rows(planner: Planner, chosen: Plan, memory: int) -> str:
+    larger = [rows for rows in planner.rows if rows > chosen.setting.rows]
+    if not larger:
         return "; it is all of a step's rows"
-    needed = planner.needed(dataclasses.replace(chosen.setting, rows=more[0]))
+    needed = planner.needed(dataclasses.replace(chosen.setting, rows=larger[0]))
     fits = "fits, but is not faster" if needed <= memory else f"would need {shown_size(needed)}"
-    return f"; with nothing else changed {more[0]} {fits}"
+    return f"; with nothing else changed {larger[0]} {fits}"
 
 
-def _against(other: Plan, chosen: Plan) -> str:
-    slower, more = other.time.seconds / chosen.time.seconds - 1, other.memory.peak - chosen.memory.peak
-    word = "more" if more >= 0 else "less"
-    return f"{slower:+.1%} of the time and {shown_size(abs(more))} {word}"
+def _cost_against(other: Plan, chosen: Plan) -> str:
+    slower, extra = other.time.seconds / chosen.time.seconds - 1, other.memory.peak - chosen.memory.peak
+    word = "more" if extra >= 0 else "less"
+    return f"{slower:+.1%} of the time and {shown_size(abs(extra))} {word}"
 
 
 def _shown(value: object) -> str:

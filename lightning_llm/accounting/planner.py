@@ -175,14 +175,14 @@ class Planner:
             allowed: Whether a choice may be taken; asked with every layer at level 0.
         """
         best: Setting | None = None
-        most: dict[Setting, int] = {}  # rows, by what else is chosen
+        max_rows: dict[Setting, int] = {}  # rows, by what else is chosen
         for group in filter(allowed, self._groups):
             if best is not None and self.time(group).seconds > self.time(best).seconds:
                 break
-            rest = dataclasses.replace(group, rows=self.rows[0])
-            if rest not in most:
-                most[rest] = self._most_rows(rest, memory)
-            if group.rows <= most[rest] or group.rows == self.rows[-1]:
+            choice = dataclasses.replace(group, rows=self.rows[0])
+            if choice not in max_rows:
+                max_rows[choice] = self._most_rows(choice, memory)
+            if group.rows <= max_rows[choice] or group.rows == self.rows[-1]:
                 fitting = self._fitting(group, memory)
                 best = min([best, *fitting] if best else fitting, key=self._rank, default=None)
         return None if best is None else self.plan(best)
@@ -224,11 +224,11 @@ class Planner:
     def _fits(self, setting: Setting, memory: float) -> bool:
         return self.needed(setting) <= memory
 
-    def _most_rows(self, rest: Setting, memory: float) -> int:
+    def _most_rows(self, choice: Setting, memory: float) -> int:
         """The most rows, of those that need several micro-batches, that fit with any levels; 0 for none."""
 
         def fits(number: int) -> bool:
-            group = dataclasses.replace(rest, rows=self.rows[number - 1])
+            group = dataclasses.replace(choice, rows=self.rows[number - 1])
             settings = (dataclasses.replace(group, counts=counts) for counts in reversed(self._extremes()))
             return any(self._fits(setting, memory) for setting in settings)
 
@@ -249,19 +249,19 @@ class Planner:
             return low + bisect.bisect_left(range(low, high), True, key=lambda count: self._fits(at(count), memory))
 
         fitting: list[Setting] = []
-        low = most = 0  # layers that fit, at one level alone
+        low = max_count = 0  # layers that fit, at one level alone
         alone: Callable[[int], Setting]
         for level, alone in ((1, partial(at, 0)), (2, partial(at, shallow=0))):
             # all layers, or all but the last, which is recomputed at the peak and so may need more
             counts = [count for count in (layers, layers - 1) if count and level <= deepest]
-            most = next((count for count in counts if self._fits(alone(count), memory)), 0)
-            if most:
-                low = fewest(1, most, alone)
+            max_count = next((count for count in counts if self._fits(alone(count), memory)), 0)
+            if max_count:
+                low = fewest(1, max_count, alone)
                 fitting.append(alone(low))
-        if not most:  # at level 2
+        if not max_count:  # at level 2
             return fitting
         best = self.time(at(low, 0)).seconds
-        for touched in range(low, most + 1):  # more layers, but at level 1, may be cheaper than fewer at level 2
+        for touched in range(low, max_count + 1):  # more layers, but at level 1, may be cheaper than fewer at level 2
             if self.time(at(0, touched)).seconds >= best:
                 break
 
@@ -287,14 +287,14 @@ def divisors(number: int) -> list[int]:
 
 def row_counts(share: int) -> list[int]:
     """The rows that a micro-batch may have: the divisors, but of very many only those a ratio apart."""
-    every = divisors(share)
-    if len(every) <= MOST_CHOICES:
-        return every
-    kept = every[:1]
+    all_divisors = divisors(share)
+    if len(all_divisors) <= MOST_CHOICES:
+        return all_divisors
+    counts = all_divisors[:1]
     ratio = share ** (1 / (MOST_CHOICES - 2))
-    for rows in every[1:-1]:
-        kept += [rows] if rows >= ratio * kept[-1] else []
-    return [*kept, every[-1]]
+    for rows in all_divisors[1:-1]:
+        counts += [rows] if rows >= ratio * counts[-1] else []
+    return [*counts, all_divisors[-1]]
 
 
 def configured(config: ModelConfig, setting: Setting) -> ModelConfig:

@@ -81,7 +81,7 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
     gradients = elements * storage if is_deferred else share
 
     def needed(point: Point) -> int:
-        total, rest = step.points[point]
+        total, without_gradients = step.points[point]
         in_block, in_backward = point.layer is not None, point.phase != "forward"
         gathered = root + (blocks if in_block else 0)
         if in_block and in_backward and point.stage == "attention":  # till then its gradients are temporaries
@@ -89,9 +89,9 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
         if in_backward and point.stage != "loss":  # likewise
             gathered += head_and_norm
         reduced = block * storage if in_block and in_backward else 0  # of the block before
-        in_shares = (total - rest) * storage // (gathered_size * world_size)  # reduced in the parameters' dtype
-        held = share + state + (gradients if is_deferred else in_shares)
-        return rest - step.parameters + held + gathered * gathered_size + reduced
+        in_shares = (total - without_gradients) * storage // (gathered_size * world_size)  # in the parameters' dtype
+        held_always = share + state + (gradients if is_deferred else in_shares)
+        return without_gradients - step.parameters + held_always + gathered * gathered_size + reduced
 
     point = max(step.points, key=needed)
     gathered = (root + blocks) * gathered_size

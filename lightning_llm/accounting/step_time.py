@@ -165,19 +165,19 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
     }
     heads = int(s.queries) + int(s.keys)
     rotated = ROTATION_PASSES * heads // 2 if config.position == "rope" else 0
-    normed, whole_normed = _both(KNOWN_NORMS["rmsnorm"].passes, heads if config.qk_norm else 0)
+    normed, whole_normed = _passes_of_width(KNOWN_NORMS["rmsnorm"].passes, heads if config.qk_norm else 0)
     attended = rotated + ATTENTION_PASSES * heads
-    known: dict[str, Passes] = {
+    built_in: dict[str, Passes] = {
         "attention": (attended + normed, 2 * rotated + 3 * ATTENTION_PASSES * heads + whole_normed),
         "loss": (0, LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * s.vocab),
     }
     if "norm" not in unlisted:
-        known["norm"] = _both(KNOWN_NORMS[name_of(config.norm)].passes, s.hidden)
+        built_in["norm"] = _passes_of_width(KNOWN_NORMS[name_of(config.norm)].passes, s.hidden)
     if "block" in unlisted:
         unlisted |= {"attention": unlisted["block"], "mlp": (0.0, 0.0)}
     elif "mlp" not in unlisted:
-        known["mlp"] = _both(KNOWN_MLPS[name_of(config.mlp)].passes, s.intermediate * (s.top_k or 1))
-    passes: dict[str, Passes] = known | unlisted
+        built_in["mlp"] = _passes_of_width(KNOWN_MLPS[name_of(config.mlp)].passes, s.intermediate * (s.top_k or 1))
+    passes: dict[str, Passes] = built_in | unlisted
     norm, whole_norm = passes["norm"]
     attention, whole_attention = passes["attention"]
     mlp, whole_mlp = passes["mlp"]
@@ -193,7 +193,7 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
     return layer * layers + whole_norm + loss, repeated * layers + in_levels
 
 
-def _both(passes: tuple[int, int], width: int) -> Passes:
+def _passes_of_width(passes: tuple[int, int], width: int) -> Passes:
     return float(passes[0] * width), float(sum(passes) * width)
 
 

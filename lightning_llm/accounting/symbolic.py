@@ -68,9 +68,9 @@ class Count(int):
 
     def __new__(cls, value: int, formula: str = "") -> "Count":
         """``formula`` is how it is written; a bare number by default."""
-        made = super().__new__(cls, value)
-        made.formula = formula or str(value)
-        return made
+        count = super().__new__(cls, value)
+        count.formula = formula or str(value)
+        return count
 
     def __mul__(self, other: int) -> "Count":
         if other == 1 and not isinstance(other, Count):
@@ -125,9 +125,9 @@ class AllocationLog:
         """A storage is allocated."""
         self._storages[storage] = None
         self._count(storage, storage.nbytes)
-        total, rest = self.total, self.total - self.live["gradients", ""]
-        most = self.points.get(self.point, (0, 0))
-        self.points[self.point] = max(total, most[0]), max(rest, most[1])
+        total, without_gradients = self.total, self.total - self.live["gradients", ""]
+        highest = self.points.get(self.point, (0, 0))
+        self.points[self.point] = max(total, highest[0]), max(without_gradients, highest[1])
         if total > self.peak:
             self.reset_peak()
 
@@ -309,22 +309,22 @@ class Graph:
             node = heapq.heappop(ready)[1]
             self.log.point, self.log.part = node.point._replace(phase="backward"), node.part
             results = list(node.backward(list(buffers.pop(node).values())))
-            for place, edge in enumerate(node.inputs):
-                gradient, results[place] = results[place], None
+            for index, edge in enumerate(node.inputs):
+                gradient, results[index] = results[index], None
                 if edge is None:
                     continue
                 target, slot, itemsize = edge
                 if gradient is not None:
                     if gradient.itemsize != itemsize:
                         gradient = self.new(gradient.elements, itemsize)
-                    self._arrive(buffers.setdefault(target, {}), slot, gradient)
+                    self._accumulate(buffers.setdefault(target, {}), slot, gradient)
                 del gradient
                 waiting[target] -= 1
                 if not waiting[target]:
                     heapq.heappush(ready, (-target.number, target))
             node.inputs = []
 
-    def _arrive(self, buffer: dict[int, SymbolicTensor], slot: int, gradient: SymbolicTensor) -> None:
+    def _accumulate(self, buffer: dict[int, SymbolicTensor], slot: int, gradient: SymbolicTensor) -> None:
         if slot not in buffer:
             buffer[slot] = gradient.view()
         elif not self.adds_in_place or buffer[slot].storage.tensors > 1:
@@ -369,11 +369,11 @@ class _Checkpoint:
         self.count += 1
         return partial(self._get, self.count - 1)
 
-    def _get(self, place: int) -> SymbolicTensor:
+    def _get(self, index: int) -> SymbolicTensor:
         if self.recomputed is None:
             self._recompute()
         assert self.recomputed is not None
-        tensor, self.recomputed[place] = self.recomputed[place], None
+        tensor, self.recomputed[index] = self.recomputed[index], None
         assert tensor is not None
         return tensor
 

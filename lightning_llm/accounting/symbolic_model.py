@@ -50,7 +50,7 @@ class SymbolicModel:
             raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.tokens = self.batch * self.seq
         self.windows = config.attention_windows
-        self.forms = {window: self._form(window) for window in self.windows}
+        self.forms = {window: self._attention_form(window) for window in self.windows}
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
@@ -66,16 +66,16 @@ class SymbolicModel:
         """One forward pass, to the scalar."""
         ops, s, documents = self.ops, self.s, self.settings.document_mask
         self._enter("embeddings", EMBEDDING)
-        places = self.tokens if documents else self.seq
-        positions = ops.new(places, INT64)
-        self.spans = ops.new(places, INT64) if documents else None  # every layer saves them
+        num_positions = self.tokens if documents else self.seq
+        positions = ops.new(num_positions, INT64)
+        self.spans = ops.new(num_positions, INT64) if documents else None  # every layer saves them
         x = ops.embedding(self.embed_tokens, self.tokens * s.hidden)
         if self.config.position == "learned":
-            x = ops.add(x, ops.embedding(self.embed_positions, places * s.hidden))
+            x = ops.add(x, ops.embedding(self.embed_positions, num_positions * s.hidden))
         if "position" in self.measured:
             x = self._measured("position", x, self.roots["position"])
         x = ops.dropout(x, self.config.dropout)
-        cos_sin = self._cos_sin(places)
+        cos_sin = self._cos_sin(num_positions)
         for layer in range(len(self.layers)):
             x = self._checkpointed("block", partial(self._block, layer, cos_sin), x)
         self._enter("final norm", NORMS)
@@ -191,7 +191,7 @@ class SymbolicModel:
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
-    def _form(self, window: int | None) -> str:
+    def _attention_form(self, window: int | None) -> str:
         """Which attention runs, in layers with this window."""
         config, ops, head_dim = self.config, self.ops, int(self.s.head_dim)
         if {"attention", "block"} & self.measured.keys():
@@ -214,11 +214,11 @@ class SymbolicModel:
         if "attention" in self.measured:
             out = self._measured("attention", x, weights["attention"], self.windows[layer])
         else:
-            out = self._mixed(layer, cos_sin, x)
+            out = self._attend(layer, cos_sin, x)
         del x
         return self.ops.dropout(self._normalize(out, weights[after]) if after else out, self.config.dropout)
 
-    def _mixed(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
+    def _attend(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
         ops, s, weights, window = self.ops, self.s, self.layers[layer], self.windows[layer]
         form = self.forms[window]
         query = ops.linear(x, weights["q_proj"], self.tokens * s.heads * s.head_dim)
@@ -235,8 +235,8 @@ class SymbolicModel:
             mixed = self._span_attention(query, key, value, window, is_contiguous=cos_sin is not None)
         else:
             if form == "efficient" and s.heads > s.kv_heads:
-                whole = self.tokens * s.heads * s.head_dim
-                key, value = ops.repeat(key, whole), ops.repeat(value, whole)
+                elements = self.tokens * s.heads * s.head_dim
+                key, value = ops.repeat(key, elements), ops.repeat(value, elements)
             mixed = ops.flash_attention(query, key, value, self.tokens * s.heads)
         del query, key, value
         if s.heads > 1 and (form in ("short", "spans") or cos_sin is not None):
@@ -247,8 +247,8 @@ class SymbolicModel:
         ops, s = self.ops, self.s
         is_grouped, is_strided = s.heads > s.kv_heads, s.heads > 1 and self.batch > 1
         if is_grouped:
-            whole = self.tokens * s.heads * s.head_dim
-            key, value = ops.repeat(key, whole), ops.repeat(value, whole)
+            elements = self.tokens * s.heads * s.head_dim
+            key, value = ops.repeat(key, elements), ops.repeat(value, elements)
         if self.causal_mask is None:
             self.causal_mask = ops.new(self.seq * self.seq, query.itemsize)
         if is_strided and not is_contiguous:
@@ -267,9 +267,9 @@ class SymbolicModel:
         value = ops.copy(value) if s.kv_heads > 1 else value
         return ops.span_attention(query, key, value, (self.batch, s.heads, self.seq, s.kv_heads, s.head_dim), window)
 
-    def _cos_sin(self, places: Count) -> CosSin:
+    def _cos_sin(self, count: Count) -> CosSin:
         if self.config.position != "rope":
             return None
-        half = places * Count(self.config.rotary_dim // 2, "d/2" if self.config.partial_rotary_factor == 1 else "r/2")
+        half = count * Count(self.config.rotary_dim // 2, "d/2" if self.config.partial_rotary_factor == 1 else "r/2")
         _angles = self.ops.new(half, FLOAT32)
         return self.ops.new(half, self.ops.matmul_size), self.ops.new(half, self.ops.matmul_size)

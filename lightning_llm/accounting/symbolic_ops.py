@@ -40,9 +40,9 @@ class Operators(Graph):
 
     def parameter(self, elements: Count) -> Tensor:
         """A parameter; its bytes are of the category ``parameters``."""
-        made = self.new(elements, self.storage_size, category="parameters", part="")
-        made.node = Leaf(self)
-        return made
+        parameter = self.new(elements, self.storage_size, category="parameters", part="")
+        parameter.node = Leaf(self)
+        return parameter
 
     # -- torch: elementwise and views ---------------------------------------------------------------------------------
 
@@ -178,13 +178,13 @@ class Operators(Graph):
         size, query_size = query.itemsize, query.size
         blocks = [(start, Count(end, "end")) for start, end in sizes.attention_blocks(seq)]
         probabilities = [self.new(heads * (end - start) * end, size) for start, end in blocks]
-        rows, some = sizes.even(seq, sizes.ATTENTION_ROWS), sizes.attention_heads(heads, seq, size)
-        out, tile = self.like(query), (some * rows * seq, size)
+        rows, some_heads = sizes.even(seq, sizes.ATTENTION_ROWS), sizes.attention_heads(heads, seq, size)
+        out, tile = self.like(query), (some_heads * rows * seq, size)
         self.scratch(tile)
 
         def backward(dy: Tensor, held: Held) -> Gradients:
             gradients: Gradients = [self.new(*query_size) for _ in range(3)]
-            self.scratch(tile, (some * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size))
+            self.scratch(tile, (some_heads * (blocks[-2][1] if len(blocks) > 1 else rows) * head_dim, size))
             return gradients
 
         return self.apply(out, [query, key, value], [query, key, value, *probabilities], backward)
@@ -195,23 +195,23 @@ class Operators(Graph):
         """In blocks of queries; ``shape``: rows, heads, positions, key heads, width of a head. For the longest span."""
         _, heads, seq, kv_heads, head_dim = shape
         size, shapes = query.itemsize, [x.size for x in (query, key, value)]
-        rows, some = sizes.span_heads(shape, kv_heads, size)
-        places = sizes.even(seq, sizes.ATTENTION_ROWS)
-        reach = seq if window is None else min(seq, window - 1 + places)  # keys that a block sees
-        all_queries = rows * some * (heads // kv_heads) * places
-        hidden = (rows + 1) * places * reach * BOOL
+        rows, some_heads = sizes.span_heads(shape, kv_heads, size)
+        block_rows = sizes.even(seq, sizes.ATTENTION_ROWS)
+        reach = seq if window is None else min(seq, window - 1 + block_rows)  # keys that a block sees
+        all_queries = rows * some_heads * (heads // kv_heads) * block_rows
+        mask = (rows + 1) * block_rows * reach * BOOL
         tile = (all_queries * seq, size)
         block = all_queries * head_dim * size
-        seen = rows * some * seq * head_dim
+        key_elements = rows * some_heads * seq * head_dim
         q_copy = block * (heads > kv_heads)  # no views of one dimension
         dy_copy = block * (heads > kv_heads or rows > 1)
         out = self.like(query)
-        self.scratch(tile, (max(block, q_copy + hidden), 1))
+        self.scratch(tile, (max(block, q_copy + mask), 1))
 
         def backward(dy: Tensor, held: Held) -> Gradients:
-            gradients: Gradients = [self.new(*each) for each in shapes]
-            product = max(block, 0 if size == FLOAT32 else seen // seq * reach * size)
-            self.scratch(tile, tile, (2 * seen, FLOAT32), (q_copy + max(hidden, dy_copy + product), 1))
+            gradients: Gradients = [self.new(*input_size) for input_size in shapes]
+            product = max(block, 0 if size == FLOAT32 else key_elements // seq * reach * size)
+            self.scratch(tile, tile, (2 * key_elements, FLOAT32), (q_copy + max(mask, dy_copy + product), 1))
             return gradients
 
         return self.apply(out, [query, key, value], [query, key, value], backward)

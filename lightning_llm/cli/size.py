@@ -64,11 +64,11 @@ def with_dial(
     if option_values(words, "--ckpt_path") and Path(configs_in(words)[-1]).name == CONFIG:
         raise ValueError("size is for a base config, and a run's own config has its size already: leave size out")
     files = [word for word in rest if word.partition("=")[0] in CONFIG_OPTIONS]
-    names = {name for content in contents[asked.place :] for name in flat(content)}
+    names = {name for content in contents[asked.base_configs :] for name in flat(content)}
     names |= {name for word in rest[1:] if word not in files for name in _typed(word)}
     resolved = resolve(rest)
     found = dial.dial(
-        resolve([rest[0], *files[: asked.place]]),
+        resolve([rest[0], *files[: asked.base_configs]]),
         asked.size,
         asked.tokens_per_parameter,
         given=dial.given_options(resolved, names),

@@ -141,14 +141,14 @@ def _dialed(
     if asked is None:
         return raw, None, None
     base: Section = {"data": {"context_length": CONTEXT_LENGTH, "global_batch_size": GLOBAL_BATCH_SIZE}}
-    base = functools.reduce(merged, contents[: asked.place], base)
+    base = functools.reduce(merged, contents[: asked.base_configs], base)
     context_length = _whole(raw, "data.context_length", CONTEXT_LENGTH)
     known = {"model.architecture.vocab_size": _architecture(raw, options, source).vocab_size}
     found = dial(
         with_options(base, known),
         asked.size,
         asked.tokens_per_parameter,
-        given=given_options(raw, [name for content in contents[asked.place :] for name in flat(content)]),
+        given=given_options(raw, [name for content in contents[asked.base_configs :] for name in flat(content)]),
         measure=lambda config: _measured(config, "32-true", context_length),
     )
     raw = with_options(raw, found.options)
