@@ -94,10 +94,10 @@ class Design:
         if not self.looks:
             return OneLook(pairs - 1)
         all_looks = [*self.looks, *self.further]
-        if (whole := pairs + left_out) not in all_looks:
+        if (planned_pairs := pairs + left_out) not in all_looks:
             planned = ", ".join(map(str, self.looks))
-            raise ValueError(f"{whole} pairs are no look: there are {planned}, and further ones")
-        number = all_looks.index(whole)
+            raise ValueError(f"{planned_pairs} pairs are no look: there are {planned}, and further ones")
+        number = all_looks.index(planned_pairs)
         # further looks are simulated several at a time: the boundary of a look does not depend on later ones
         further = min(-(-max(0, number + 1 - len(self.looks)) // TOGETHER) * TOGETHER, len(self.further))
         looks = tuple(all_looks[: len(self.looks) + further])

@@ -72,12 +72,12 @@ def unpaired(baseline: Sequence[float], variant: Sequence[float]) -> Estimate:
     freedom (Welch 1947; scipy's ``ttest_ind`` with ``equal_var=False``).
     """
     variances = [float(np.var(sample, ddof=1)) for sample in (baseline, variant)]
-    parts = [variance / len(sample) for variance, sample in zip(variances, (baseline, variant), strict=True)]
+    squared_errors = [variance / len(sample) for variance, sample in zip(variances, (baseline, variant), strict=True)]
     freedom = float(len(baseline) + len(variant) - 2)
-    if spread := parts[0] ** 2 / (len(baseline) - 1) + parts[1] ** 2 / (len(variant) - 1):
-        freedom = sum(parts) ** 2 / spread
+    if spread := squared_errors[0] ** 2 / (len(baseline) - 1) + squared_errors[1] ** 2 / (len(variant) - 1):
+        freedom = sum(squared_errors) ** 2 / spread
     difference = float(np.mean(variant) - np.mean(baseline))
-    return Estimate(difference, math.sqrt(sum(parts)), freedom, math.sqrt(sum(variances)))
+    return Estimate(difference, math.sqrt(sum(squared_errors)), freedom, math.sqrt(sum(variances)))
 
 
 def two_sided(t: ArrayLike, freedom: float) -> Any:
@@ -105,10 +105,10 @@ def failures(lost: int, runs: int, base_lost: int, base_runs: int) -> float:
     """
     if lost * base_runs < base_lost * runs:
         lost, runs, base_lost, base_runs = base_lost, base_runs, lost, runs
-    together = lost + base_lost
-    most = min(together, runs)
-    ways = sum(math.comb(runs, k) * math.comb(base_runs, together - k) for k in range(lost, most + 1))
-    return min(1.0, 2 * ways / math.comb(runs + base_runs, together))
+    all_lost = lost + base_lost
+    most = min(all_lost, runs)
+    ways = sum(math.comb(runs, k) * math.comb(base_runs, all_lost - k) for k in range(lost, most + 1))
+    return min(1.0, 2 * ways / math.comb(runs + base_runs, all_lost))
 
 
 # ---- how far a number from a few pairs may be off
@@ -151,9 +151,9 @@ def seeds_saved(baseline: Sequence[float], variant: Sequence[float]) -> tuple[in
     if (pairs := len(baseline)) < SAVED_FROM:
         return None
     sums, differences = np.add(variant, baseline), np.subtract(variant, baseline)
-    if not (together := float(differences.var(ddof=1))):
+    if not (variance := float(differences.var(ddof=1))):
         return None
-    ratio = float(sums.var(ddof=1)) / together
+    ratio = float(sums.var(ddof=1)) / variance
     reach = float(special.fdtri(pairs - 1, pairs - 1, 0.975))
     saved, low, high = (round(pairs * (f - 1) / 2) for f in (ratio, ratio / reach, ratio * reach))
     return saved, low, high

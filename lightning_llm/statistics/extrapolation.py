@@ -77,12 +77,12 @@ class Spread:
     @classmethod
     def of(cls, sizes: Sequence[AtSize]) -> "Spread":
         """Fitted to all variants, the null variant among them; sizes whose differences are all equal say nothing."""
-        known = [size for size in sizes if size.sd > 0]
-        if not known:
+        varying = [size for size in sizes if size.sd > 0]
+        if not varying:
             return cls(-math.inf, 0.0, 1.0)
-        x, freedom = np.array([size.x for size in known]), np.array([size.pairs - 1.0 for size in known])
+        x, freedom = np.array([size.x for size in varying]), np.array([size.pairs - 1.0 for size in varying])
         # the mean of log s is below log σ
-        logs = np.log([size.sd for size in known]) - (special.digamma(freedom / 2) - np.log(freedom / 2)) / 2
+        logs = np.log([size.sd for size in varying]) - (special.digamma(freedom / 2) - np.log(freedom / 2)) / 2
         weights = freedom / freedom.sum()
         center = float(weights @ x)
         variance = float(weights @ (x - center) ** 2)
@@ -109,27 +109,25 @@ def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) 
     """
     if not spread.at(target):
         raise ValueError("all differences are equal: without a spread there is no interval")
-    places = sorted(size.x for size in sizes)
-    if len(set(places)) < FEWEST_SIZES:
-        raise ValueError(f"a prediction needs differences at {FEWEST_SIZES} sizes or more, got {len(set(places))}")
-    if target - places[-1] > MOST_BEYOND + 1e-9:
-        raise ValueError(
-            f"the target has {4 ** (target - places[-1]):.3g} times the compute of the largest size, expected at most "
-            f"{4**MOST_BEYOND:g} times: nothing predicts further"
-        )
-    start = places[0]
+    xs = sorted(size.x for size in sizes)
+    if len(set(xs)) < FEWEST_SIZES:
+        raise ValueError(f"a prediction needs differences at {FEWEST_SIZES} sizes or more, got {len(set(xs))}")
+    if target - xs[-1] > MOST_BEYOND + 1e-9:
+        times = f"{4 ** (target - xs[-1]):.3g} times the compute of the largest size"
+        raise ValueError(f"the target has {times}, expected at most {4**MOST_BEYOND:g} times: nothing predicts further")
+    start = xs[0]
     x, means = np.array([size.x - start for size in sizes]), np.array([size.mean for size in sizes])
     errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
     fits = sorted((_fit(x, means, errors, target - start, ratio) for ratio in RATIOS), key=lambda fit: fit.misfit)
-    most = (len(sizes) - 2) * stats.f.isf(REJECTED, len(sizes) - 2, spread.freedom)
-    kept = [fit for fit in fits if fit.misfit <= most] or fits[:1]
-    quantile, own = stats.t.isf((1 - LEVEL) / 2, spread.freedom), spread.at(target) ** 2 / pairs
+    max_misfit = (len(sizes) - 2) * stats.f.isf(REJECTED, len(sizes) - 2, spread.freedom)
+    accepted = [fit for fit in fits if fit.misfit <= max_misfit] or fits[:1]
+    quantile, own_variance = stats.t.isf((1 - LEVEL) / 2, spread.freedom), spread.at(target) ** 2 / pairs
 
-    def union(more: float) -> Interval:
-        reaches = [(fit.mean, quantile * math.sqrt(fit.variance + more)) for fit in kept]
+    def union(extra_variance: float) -> Interval:
+        reaches = [(fit.mean, quantile * math.sqrt(fit.variance + extra_variance)) for fit in accepted]
         return min(mean - reach for mean, reach in reaches), max(mean + reach for mean, reach in reaches)
 
-    return Prediction(fits[0].mean, union(0.0), union(own), tuple(fit.ratio for fit in kept))
+    return Prediction(fits[0].mean, union(0.0), union(own_variance), tuple(fit.ratio for fit in accepted))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +141,8 @@ class _Fit:
 
 
 def _fit(x: Array, means: Array, errors: Array, target: float, ratio: float) -> _Fit:
-    def row(place: Array | float) -> Array:
-        curve = place if ratio == 1 else (1 - ratio ** np.asarray(place)) / (1 - ratio)
+    def row(at: Array | float) -> Array:
+        curve = at if ratio == 1 else (1 - ratio ** np.asarray(at)) / (1 - ratio)
         return np.stack([np.ones_like(curve, float), np.asarray(curve, float)], -1)
 
     weighted = row(x) / errors[:, None]
@@ -166,7 +164,7 @@ def answer(interval: Interval, direction: int, delta: float | None) -> Answer:
     low, high = interval
     if delta is not None and -delta < low and high < delta:
         return "fades"
-    shown = -1 if high < 0 else 1 if low > 0 else 0
-    if shown == 0 or direction == 0:
+    target_direction = -1 if high < 0 else 1 if low > 0 else 0
+    if target_direction == 0 or direction == 0:
         return "unknown"
-    return "holds" if shown == direction else "flips"
+    return "holds" if target_direction == direction else "flips"

@@ -176,29 +176,29 @@ def boundaries(looks: tuple[int, ...], spent: tuple[float, ...]) -> Array:
     rng, paths = np.random.default_rng(0), np.empty((len(looks), PATHS))
     total, squares = np.zeros(PATHS), np.zeros(PATHS)
     for number, added in enumerate(np.diff(looks, prepend=0)):
-        part = rng.normal(0, math.sqrt(added), PATHS)
-        squares += part**2 / added + (rng.chisquare(added - 1, PATHS) if added > 1 else 0.0)
-        total += part
+        increment = rng.normal(0, math.sqrt(added), PATHS)
+        squares += increment**2 / added + (rng.chisquare(added - 1, PATHS) if added > 1 else 0.0)
+        total += increment
         pairs = looks[number]
         paths[number] = np.abs(total) / np.sqrt((squares - total**2 / pairs) * pairs / (pairs - 1))
     descending = np.argsort(-paths[1:], axis=1)
     critical = np.empty((len(ALPHAS), len(looks)))
     for row, alpha in enumerate(ALPHAS):
-        until = alpha * np.array(spent)
-        critical[row, 0] = student(until[0], looks[0] - 1)
+        spent_alpha = alpha * np.array(spent)
+        critical[row, 0] = student(spent_alpha[0], looks[0] - 1)
         is_open = paths[0] < critical[row, 0]
         for number in range(1, len(looks)):
-            share = until[number] - until[number - 1]
+            share = spent_alpha[number] - spent_alpha[number - 1]
             if PATHS * share < FEWEST:
                 critical[row, number] = student(share, looks[number] - 1)
                 is_open &= paths[number] < critical[row, number]
                 continue
             # at most the paths that were to be rejected before are closed, so the rest is among the highest
-            highest = descending[number - 1, : int(PATHS * until[number] * 1.05) + 100]
+            highest = descending[number - 1, : int(PATHS * spent_alpha[number] * 1.05) + 100]
             highest = highest[is_open[highest]]
-            last = min(round(PATHS * share), len(highest)) - 1
-            critical[row, number] = paths[number, highest[last]] if last >= 0 else paths[number].min()
-            is_open[highest[: last + 1]] = False
+            last_rejected = min(round(PATHS * share), len(highest)) - 1
+            critical[row, number] = paths[number, highest[last_rejected]] if last_rejected >= 0 else paths[number].min()
+            is_open[highest[: last_rejected + 1]] = False
     critical = np.minimum.accumulate(critical)  # a larger alpha never has a higher boundary
     critical.setflags(write=False)
     return critical

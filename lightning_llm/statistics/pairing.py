@@ -32,7 +32,7 @@ def mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Colle
         second: That of the other.
         excused: Fields in which they may differ; ``MLP_VALUES``: the initial values of the MLPs.
     """
-    checks = (executed_otherwise, _used, _started)
+    checks = (executed_otherwise, _batch_mismatch, _value_mismatch)
     return next(filter(None, (check(first, second, excused) for check in checks)), "")
 
 
@@ -42,12 +42,12 @@ def executed_otherwise(first: Mapping[str, Any], second: Mapping[str, Any], excu
     Runs of earlier versions have no record of some fields: if both lack one, it says nothing.
     """
     for field, words in _EXECUTION.items():
-        ours, theirs = first.get(field), second.get(field)
-        if field in excused or ours == theirs:
+        value, other_value = first.get(field), second.get(field)
+        if field in excused or value == other_value:
             continue
-        if ours is None or theirs is None:
+        if value is None or other_value is None:
             return f"a run has no record of its {words}"
-        return f"their {words} differs: {ours} and {theirs}"
+        return f"their {words} differs: {value} and {other_value}"
     for change in (*(first.get(CHANGES) or ()), *(second.get(CHANGES) or ())):  # "step 3: threads: 2 -> 1"
         field = change.partition(": ")[2].partition(": ")[0]
         if field in _EXECUTION and field not in excused:
@@ -55,7 +55,7 @@ def executed_otherwise(first: Mapping[str, Any], second: Mapping[str, Any], excu
     return ""
 
 
-def _used(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
+def _batch_mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
     """Their batches; the training batches of runs with other numbers of steps, up to the last step of both."""
     are_as_long = first.get(STEPS) == second.get(STEPS)
     for field in (BATCHES, VALIDATION_BATCHES):
@@ -67,27 +67,27 @@ def _used(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collecti
             return f"their {_WORDS[field]} differ"
     if BATCHES in excused or are_as_long:
         return ""
-    ours, theirs = first.get(BATCHES_AT), second.get(BATCHES_AT)
-    if not ours or not theirs:
+    hashes, other_hashes = first.get(BATCHES_AT), second.get(BATCHES_AT)
+    if not hashes or not other_hashes:
         return f"they have {first.get(STEPS)} and {second.get(STEPS)} steps, and no record of the batches of both"
-    common = max(ours.keys() & theirs.keys(), key=int, default=None)
+    common = max(hashes.keys() & other_hashes.keys(), key=int, default=None)
     if common is None:
         return "their records of training batches have no step in common"
-    return "" if ours[common] == theirs[common] else f"their training batches up to step {common} differ"
+    return "" if hashes[common] == other_hashes[common] else f"their training batches up to step {common} differ"
 
 
-def _started(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
+def _value_mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Collection[str]) -> str:
     """The initial values of the parameters that both have."""
     if INITIAL_VALUES in excused:
         return ""
-    ours, theirs = first.get(INITIAL_VALUES), second.get(INITIAL_VALUES)
-    if not ours or not theirs:
+    values, other_values = first.get(INITIAL_VALUES), second.get(INITIAL_VALUES)
+    if not values or not other_values:
         return f"a run has no record of its {_WORDS[INITIAL_VALUES]}"
-    shared = [name for name in ours if name in theirs and _shape(ours[name]) == _shape(theirs[name])]
+    shared = [name for name in values if name in other_values and _shape(values[name]) == _shape(other_values[name])]
     if not shared:
         return "they share no parameter"
-    may_differ = ".mlp." if MLP_VALUES in excused else None
-    differing = [name for name in shared if ours[name] != theirs[name] and not (may_differ and may_differ in name)]
+    exempt = ".mlp." if MLP_VALUES in excused else None
+    differing = [name for name in shared if values[name] != other_values[name] and not (exempt and exempt in name)]
     if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         return f"their initial values differ: {differing[0]}{more}"

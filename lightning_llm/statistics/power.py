@@ -39,11 +39,11 @@ class Outlook:
 
     def longest(self, variants: int) -> float:
         """How many pairs the last of several variants takes on average, if they are independent."""
-        looks, before = list(self.ended), 0.0
+        looks, previous_share = list(self.ended), 0.0
         total = 0.0
         for look in looks:
             share = 1.0 if look == looks[-1] else self.ended[look] ** variants
-            total, before = total + look * (share - before), share
+            total, previous_share = total + look * (share - previous_share), share
         return total
 
     @property
@@ -67,7 +67,9 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
         raise ValueError(f"the spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {sd:g}")
     rng, sums = np.random.default_rng(0), _Sums.none(PATHS)
     words = np.full(PATHS, _WORDS.index(UNDECIDED))
-    pairs, half_width, is_open = np.zeros(PATHS), np.zeros(PATHS), np.ones(PATHS, dtype=bool)
+    pairs = np.zeros(PATHS)
+    half_width = np.zeros(PATHS)
+    is_open = np.ones(PATHS, dtype=bool)
     ended, reached = dict[int, float](), np.zeros(PATHS, dtype=bool)
     for look in design.looks:
         sums = sums.extended(rng, look - sums.pairs, difference, sd)
@@ -75,9 +77,11 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
         word, has_ended = _read(design, mean - half, mean + half, look)
         reached |= is_open & has_ended
         ended[look] = float(np.mean(reached))
-        now = is_open & (has_ended | (look == design.looks[-1]))
-        words[now], pairs[now], half_width[now] = word[now], look, half[now]
-        is_open &= ~now
+        ends_here = is_open & (has_ended | (look == design.looks[-1]))
+        words[ends_here] = word[ends_here]
+        pairs[ends_here] = look
+        half_width[ends_here] = half[ends_here]
+        is_open &= ~ends_here
     shares = {word: float(np.mean(words == number)) for number, word in enumerate(_WORDS)}
     return Outlook(difference, shares, float(pairs.mean()), float(np.median(half_width)), ended)
 
@@ -110,23 +114,23 @@ def further_pairs(design: Design, difference: float, sd: float, pairs: int, left
     if not sd:
         return None
     reach = float(student(1 - POWER, pairs - 1)) * sd / math.sqrt(pairs)
-    now = _Sums(pairs, np.full(FUTURES, pairs * difference), np.full(FUTURES, (pairs - 1) * sd**2))
+    present = _Sums(pairs, np.full(FUTURES, pairs * difference), np.full(FUTURES, (pairs - 1) * sd**2))
     truths = [difference + step * reach for step in (0, -1, -0.5, 0.5, 1)]
-    expected, *others = (_further(design, now, truth, sd, left_out) for truth in truths)
-    reached = [needed for needed in (expected, *others) if needed is not None]
-    if not reached:
+    expected, *others = (_further(design, present, truth, sd, left_out) for truth in truths)
+    known_numbers = [needed for needed in (expected, *others) if needed is not None]
+    if not known_numbers:
         return None
-    is_bounded = len(reached) == len(truths)
-    return FurtherPairs(expected, min(reached), max(reached) if is_bounded else None)
+    is_bounded = len(known_numbers) == len(truths)
+    return FurtherPairs(expected, min(known_numbers), max(known_numbers) if is_bounded else None)
 
 
-def _further(design: Design, now: "_Sums", truth: float, sd: float, left_out: int) -> int | None:
-    whole = now.pairs + left_out
-    for look in (look for look in (*design.looks, *design.further) if look > whole):
-        later = now.extended(np.random.default_rng(0), look - whole, truth, sd)
+def _further(design: Design, present: "_Sums", truth: float, sd: float, left_out: int) -> int | None:
+    planned_pairs = present.pairs + left_out
+    for look in (look for look in (*design.looks, *design.further) if look > planned_pairs):
+        later = present.extended(np.random.default_rng(0), look - planned_pairs, truth, sd)
         mean, half = later.interval(design, left_out)
         if np.mean(_read(design, mean - half, mean + half, later.pairs)[1]) >= POWER:
-            return look - whole
+            return look - planned_pairs
     return None
 
 
@@ -139,16 +143,16 @@ class _Sums:
     squares: Any
 
     @classmethod
-    def none(cls, many: int) -> "_Sums":
-        return cls(0, np.zeros(many), np.zeros(many))
+    def none(cls, comparisons: int) -> "_Sums":
+        return cls(0, np.zeros(comparisons), np.zeros(comparisons))
 
     def extended(self, rng: np.random.Generator, added: int, difference: float, sd: float) -> "_Sums":
-        many, pairs = len(self.total), self.pairs
-        part = added * difference + rng.normal(0, sd * math.sqrt(added), many)
-        inside = sd**2 * rng.chisquare(added - 1, many) if added > 1 else 0.0
-        apart = part / added - (self.total / pairs if pairs else part / added)
-        between = apart**2 * pairs * added / (pairs + added)
-        return _Sums(pairs + added, self.total + part, self.squares + inside + between)
+        comparisons, pairs = len(self.total), self.pairs
+        increment = added * difference + rng.normal(0, sd * math.sqrt(added), comparisons)
+        within = sd**2 * rng.chisquare(added - 1, comparisons) if added > 1 else 0.0
+        distance = increment / added - (self.total / pairs if pairs else increment / added)
+        between = distance**2 * pairs * added / (pairs + added)
+        return _Sums(pairs + added, self.total + increment, self.squares + within + between)
 
     def interval(self, design: Design, left_out: int = 0) -> tuple[Any, Any]:
         """Means, and half the widths of their intervals."""

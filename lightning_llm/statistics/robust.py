@@ -32,7 +32,7 @@ class Robust:
         sign_flip_p: Of the two-sided sign-flip test.
         smallest_p: The smallest p that this number of pairs can reach.
         skewness: Third standardized moment; ``None`` below eight pairs. Its standard error is about ``√(6 / n)``.
-        outliers: Places of the pairs that are far from the median; in a report, their seeds.
+        outliers: Indices of the pairs that are far from the median; in a report, their seeds.
         without_outliers: The mean difference without them; ``None`` if there are none.
     """
 
@@ -64,8 +64,8 @@ def robust(differences: ArrayLike) -> Robust:
     """Check the differences of at least two pairs."""
     values = np.asarray(differences, dtype=np.float64)
     far, (p, smallest) = outliers(values), sign_flip(values.tolist())
-    rest = np.delete(values, far)
-    return Robust(float(np.median(values)), p, smallest, skewness(values), far, float(rest.mean()) if far else None)
+    others = np.delete(values, far)
+    return Robust(float(np.median(values)), p, smallest, skewness(values), far, float(others.mean()) if far else None)
 
 
 def sign_flip(differences: Sequence[float]) -> tuple[float, float]:
@@ -79,16 +79,16 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, float]:
     Returns:
         The p of the two-sided test, and the smallest that this number of pairs can reach.
     """
-    least = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))  # with a tolerance for rounding
+    own_sum = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))  # with a tolerance for rounding
     if len(differences) <= EXACT_PAIRS:
         sums = np.array(differences[:1], dtype=np.float64)  # the other sign of the first gives the mirror image
         for difference in differences[1:]:
             sums = np.concatenate([sums + difference, sums - difference])
-        return float(np.mean(np.abs(sums) >= least)), 2.0 ** (1 - len(differences))
+        return float(np.mean(np.abs(sums) >= own_sum)), 2.0 ** (1 - len(differences))
     rng, sums = np.random.default_rng(0), np.zeros(DRAWS)
     for difference in differences:
         sums += np.where(rng.random(DRAWS) < 0.5, difference, -difference)
-    extreme = int(np.sum(np.abs(sums) >= least))
+    extreme = int(np.sum(np.abs(sums) >= own_sum))
     return (1 + extreme) / (1 + DRAWS), 1 / (1 + DRAWS)
 
 
@@ -102,10 +102,10 @@ def skewness(differences: ArrayLike) -> float | None:
 
 
 def outliers(differences: ArrayLike) -> list[int]:
-    """Places of the differences that are more than ``FAR`` robust standard deviations from the median."""
+    """Indices of the differences that are more than ``FAR`` robust standard deviations from the median."""
     values = np.asarray(differences, dtype=np.float64)
     distance = np.abs(values - np.median(values))
     spread = _MAD * float(np.median(distance))
     if len(values) < OUTLIERS_FROM or not spread:
         return []
-    return [int(place) for place in np.flatnonzero(distance > FAR * spread)]
+    return [int(index) for index in np.flatnonzero(distance > FAR * spread)]

@@ -186,7 +186,9 @@ class _Case:
     def verdict(self) -> Verdict:
         """What the runs say: the counts of those that diverged if they decide, else the interval."""
         answer, has_ended = self._by_interval()
-        sentence, note, warnings = answer.sentence(self.design.delta), self._note(answer), self._warnings(answer)
+        sentence = answer.sentence(self.design.delta)
+        note = self._note(answer)
+        warnings = self._warnings(answer)
         if self._is_by_counts(answer):
             answer, has_ended = dataclasses.replace(answer, direction=self.counts.direction, size=None), True
             sentence, note, warnings = self.counts.sentence, "", []
@@ -284,8 +286,8 @@ class _Case:
         if self.robust is None or self.difference is None:
             return []
         doubts = [] if answer.direction == NOT_SHOWN else self.robust.doubts(self.difference, self.design.level)
-        if many := len(self.robust.outliers):
-            pairs, them = ("1 pair is an outlier", "it") if many == 1 else (f"{many} pairs are outliers", "them")
+        if count := len(self.robust.outliers):
+            pairs, them = ("1 pair is an outlier", "it") if count == 1 else (f"{count} pairs are outliers", "them")
             doubts.append(f"{pairs}: without {them}, the difference is {self.robust.without_outliers:+.4f}")
         return doubts
 
