@@ -9,12 +9,6 @@ PACKAGE = Path(__file__).parents[1] / "lightning_llm"
 WITHOUT = frozenset(
     {
         "__main__.py",
-        "ablate/arm.py",
-        "ablate/extension.py",
-        "ablate/history.py",
-        "ablate/null_variant.py",
-        "ablate/plots.py",
-        "ablate/screen.py",
         "ablate/setup.py",
         "accounting/estimate.py",
         "accounting/plan_report.py",
@@ -30,17 +24,13 @@ WITHOUT = frozenset(
         "interop/config_json.py",
         "interop/hf_mapping.py",
         "interop/weights.py",
-        "io/progress.py",
-        "lazy.py",
         "model/context.py",
         "model/norm.py",
-        "model/rope_scaling.py",
         "ops/autograd.py",
         "ops/checks.py",
         "ops/loss_chunks.py",
         "ops/score_mod_attention.py",
         "ops/swiglu_tiles.py",
-        "training/run_config.py",
     }
 )
 

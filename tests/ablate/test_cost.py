@@ -1,4 +1,4 @@
-"""Sides as ``fit`` reads them: the null variant's draw, and the time and memory of a training step."""
+"""Sides as ``fit`` reads them: the time and memory of a training step."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lightning_llm.ablate import cost
-from lightning_llm.ablate.null_variant import RedrawMLP
 from lightning_llm.ablate.options import arguments_of
 from lightning_llm.cli.ablate_arm import read_arm
 from lightning_llm.measure.timer import Timing
@@ -63,20 +62,6 @@ def test_time_and_memory_of_each_side(make, monkeypatch):
     assert found["threads"] == torch.get_num_threads()
     assert found["rounds"] == 2
     assert found["sides"]["wide"]["ratio_interval"] is None  # of two rounds
-
-
-def test_the_null_variant_draws_its_mlps_again_and_nothing_else(make):
-    arm = make("baseline")
-    arm.model.architecture, arm.model.seed = arm.architecture, 3
-    arm.model.configure_model()
-    before = weights(arm.model)
-    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path="resumed.ckpt"), arm.model)
-    assert all(torch.equal(value, before[name]) for name, value in weights(arm.model).items())
-    RedrawMLP().on_fit_start(SimpleNamespace(ckpt_path=None), arm.model)
-    changed = {name for name, value in weights(arm.model).items() if not torch.equal(value, before[name])}
-    assert changed == {name for name in before if ".mlp." in name}
-    spread = {name: arm.model.get_parameter(name).std().item() for name in changed}
-    assert all(before[name].std().item() == pytest.approx(spread[name], rel=0.1) for name in changed)
 
 
 def timed(monkeypatch, *pairs):

@@ -209,18 +209,6 @@ def test_a_damaged_cost_file_is_one_line(done, change, says, capsys):
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["a", "model.architecture.intermediate_size=1024"])
-def test_no_verdict_is_cut_on_80_columns(experiment, name):
-    plan = experiment({name: {"effect": 0.0}, "b": {"effect": 0.02}})
-    work(plan.out)
-    file = io.StringIO()
-    show_report(report_of(load_experiment(plan.out)), Console(file=file, width=80))
-    table = [line for line in file.getvalue().splitlines() if "…" in line]
-    assert table == []
-    assert "undecided" in file.getvalue()
-    assert " worse" in file.getvalue()
-
-
 def test_a_replay_that_differs_on_a_cpu_is_a_warning(done):
     report = report_of(load_experiment(done.out))
     report["aa"]["replay_difference"] = 0.25

@@ -1,0 +1,115 @@
+"""Tables on the screen: what an experiment takes and will find, and what it has found."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_llm.ablate import screen
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.history import Earlier, Spread
+from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.screen import (
+    outlooks,
+    runs_of,
+    show_outlays,
+    show_outlook,
+    show_plan,
+    show_report,
+    show_table,
+    warnings_of,
+)
+from lightning_llm.ablate.setup import Outlay
+from lightning_llm.ablate.worker import work
+from lightning_llm.io.console import Console
+from lightning_llm.statistics.design import Design
+from lightning_llm.statistics.power import Outlook, outlook
+
+TUNE = {"option": "model.optimizer.init_args.lr", "factors": (0.5, 1.0, 2.0), "seeds": 2}
+
+
+def printed(show, *content, width=120):
+    file = io.StringIO()
+    show(*content, Console(file=file, width=width))
+    return file.getvalue()
+
+
+def experiment(looks=(4,), variants=("a",), **options):
+    return Experiment(name="test", variants={name: {} for name in variants}, looks=looks, **options)
+
+
+def test_the_runs_of_an_experiment_are_counted():
+    found = Outlook(0.0, {}, pairs=5.0, half_width=0.1, ended={4: 0.5, 8: 1.0})  # 4 or 8 pairs, as likely
+    assert runs_of(experiment((4, 8)), found) == 1 + 4 + 6 + 5  # again, null, baseline, variant
+    assert runs_of(experiment((4, 8), ("a", "b")), found) == 1 + 4 + 7 + 2 * 5  # the baseline waits for the last one
+    tuned = experiment((4, 8), tune=TUNE)
+    assert runs_of(tuned, found) == 1 + 4 + 2 * (6 + 5) + 2 * (3 + 1) * 2  # the grid and the vertex of both arms
+
+
+def test_an_outlook_is_at_shares_of_delta_or_of_the_spread():
+    with_delta, without = Design(0.05, (4,), delta=0.01), Design(0.05, (4,))
+    assert [found.difference for found in outlooks(with_delta, 0.1)] == [0.0, 0.005, 0.01, 0.02, 0.04]
+    assert [found.difference for found in outlooks(without, 0.1)] == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.3])
+
+
+def test_a_design_that_can_reach_nothing_warns():
+    assert warnings_of(Design(0.05, (3,), delta=1.0), 0.01) == ["warning: a verdict takes at least 4 pairs"]
+    assert warnings_of(Design(0.05, (4,)), 0.01) == []
+    assert warnings_of(Design(0.05, (4,), delta=1.0), 0.01) == []
+    (line,) = warnings_of(Design(0.05, (4,), delta=0.001), 0.01)
+    assert "differ by less than delta 0.001 in only 0% of experiments: give more pairs, or a delta of about " in line
+    delta = float(line.partition("a delta of about ")[2].partition(",")[0])
+    assert outlook(Design(0.05, (4,), delta=1.1 * delta), 0.0, 0.01).words["equivalent"] > screen.ENOUGH
+    assert outlook(Design(0.05, (4,), delta=0.9 * delta), 0.0, 0.01).words["equivalent"] < screen.ENOUGH
+
+
+def test_an_outlook_names_spread_and_tuning():
+    said = printed(show_outlook, experiment(delta=0.01, tune=TUNE), Spread(0.001, "first"))
+    assert "verdict by 4, %" in said
+    assert "if a pair's difference has a standard deviation of 0.001 (null variant of first)." in said
+    assert "The runs include at least 16 of tuning" in said
+    assert "±0.5 by 4, %" in printed(show_outlook, experiment(precision=0.5), Spread(0.001))
+
+
+def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
+    monkeypatch.setattr(screen, "show_outlook", lambda *content: content[-1].say("the outlook"))
+    plan = SimpleNamespace(content={"seen": {"first": [0, 1, 2]}}, experiment=experiment(), out="an out")
+    said = printed(show_plan, plan, [Earlier("first", [0, 1, 2], Spread(0.02, "first"))])
+    assert "note: first has used seeds 0 to 2 with this baseline" in said
+    assert "4 pairs are a pilot: by default, the first test is after 8" in said
+    assert "What the spread of first's null variant lets this experiment find:\nthe outlook" in said
+    said = printed(show_plan, plan, [Earlier("first", [0], None)])
+    assert "see lightning-llm ablate power --from 'an out' --pairs 16" in said
+    assert "the outlook" not in said
+    longer = SimpleNamespace(content={"seen": {}}, experiment=experiment((8,)), out="out")
+    assert printed(show_plan, longer, []) == ""
+
+
+def test_what_experiments_take_is_summed():
+    outlays = {"small": Outlay(1000, 50, 10**12, 9, 60.0), "large": Outlay(20_000, 500, None, 9, 3540.0)}
+    lines = printed(show_outlays, outlays).splitlines()
+    assert [line.split() for line in lines if "small" in line] == [
+        ["small", "1,000", "50", "1.00e+12", "9", "60.0", "s"]
+    ]
+    assert [line.split()[3] for line in lines if "large" in line] == ["–"]
+    assert lines[-1].startswith("At most about 60.0 minutes, by timed steps")
+
+
+def test_only_the_first_column_is_folded():
+    rows = [("model.architecture.intermediate_size=1024", "worse", "+0.0123")]
+    said = printed(show_table, rows, ("variant", "verdict", "difference"), ["a line"], width=48)
+    assert "…" not in said
+    assert "+0.0123" in said
+    assert "".join(line[:24].strip() for line in said.splitlines()[3:]).startswith(rows[0][0])
+    assert said.endswith("a line\n")
+
+
+@pytest.mark.parametrize("name", ["a", "model.architecture.intermediate_size=1024"])
+def test_no_verdict_is_cut_on_80_columns(experiment, name):
+    plan = experiment({name: {"effect": 0.0}, "b": {"effect": 0.02}})
+    work(plan.out)
+    said = printed(show_report, report_of(load_experiment(plan.out)), width=80)
+    assert "…" not in said
+    assert "undecided" in said
+    assert " worse" in said
