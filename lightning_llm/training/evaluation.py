@@ -1,7 +1,8 @@
 """Loss, perplexity and bits per byte of an evaluation: over a split, and over each of its sources.
 
 Means of means are wrong when batches differ in size, and logits saved for a perplexity metric cost another
-tokens × vocab. So the state is sums, reduced once over all processes: nats, tokens and bytes of text.
+tokens × vocab. So the state is sums, reduced once over all processes: nats, tokens and bytes of text. The loss of a
+split is also divided into that of the tokens whose bigram its window has had before, and that of the others.
 """
 
 import itertools
@@ -14,7 +15,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_llm.data.batches import IGNORED, EvalBatches, limited_batches
+from lightning_llm.data.batches import IGNORED, Batch, EvalBatches, limited_batches
+from lightning_llm.data.bigrams import repeated_bigrams
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.mixture import MixtureSource
 from lightning_llm.statistics.windows import MOST_BLOCKS, WINDOWS
@@ -28,14 +30,22 @@ class LanguageModelMetrics(Metric):
     nats: Tensor
     tokens: Tensor
     bytes: Tensor
+    recall: Tensor  # (2, 2): nats and tokens of repeated bigrams, and of the others
 
     def __init__(self) -> None:
         super().__init__()
         # float64: a float32 sum of 10^8 losses would lose the digits that tell two runs apart
         for name, dtype in (("nats", torch.float64), ("tokens", torch.int64), ("bytes", torch.float64)):
             self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("recall", torch.zeros(2, 2, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, mean_loss: Tensor, tokens: Tensor | int, bytes_per_token: float | None = None) -> None:
+    def update(
+        self,
+        mean_loss: Tensor,
+        tokens: Tensor | int,
+        bytes_per_token: float | None = None,
+        recall: Tensor | None = None,
+    ) -> None:
         """Add a batch.
 
         Args:
@@ -43,20 +53,45 @@ class LanguageModelMetrics(Metric):
             tokens: Number of tokens in that mean.
             bytes_per_token: UTF-8 bytes of text per token, on average over the data set; ``None`` if the text is not
                 known.
+            recall: See :func:`recall_sums`; ``None``: not known.
         """
         tokens = torch.as_tensor(tokens, device=self.nats.device)
         mean_loss = mean_loss.detach().to(self.nats.device)
         self.nats += torch.where(tokens > 0, mean_loss.double() * tokens, 0.0)
         self.tokens += tokens
         self.bytes += tokens * (bytes_per_token or 0.0)
+        if recall is not None:
+            self.recall += recall.to(self.recall)
 
     def compute(self) -> dict[str, float]:
-        """``loss`` (nats per token), ``perplexity``, and ``bits_per_byte`` if the bytes are known."""
+        """``loss`` (nats per token), ``perplexity``, and ``bits_per_byte`` if the bytes are known.
+
+        ``recall_loss`` and ``other_loss`` are those of tokens whose bigram occurred before in the window, and of the
+        others, if there are any; ``recall_share`` is the share of the former.
+        """
         loss = (self.nats / self.tokens).item()
         result = {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
         if self.bytes > 0:
             result["bits_per_byte"] = (self.nats / math.log(2) / self.bytes).item()
-        return result
+        sums, tokens = self.recall.tolist(), float(self.recall[:, 1].sum())
+        for name, (nats, count) in zip(("recall_loss", "other_loss"), sums, strict=True):
+            result |= {name: nats / count} if count else {}
+        return result | ({"recall_share": sums[0][1] / tokens} if tokens else {})
+
+
+def recall_sums(losses: Tensor, counted: Tensor, batch: Batch) -> Tensor:
+    """Nats and tokens where the bigram occurred before in the window, and of the others, (2, 2).
+
+    Args:
+        losses: (batch, seq), of each target in nats.
+        counted: (batch, seq), which of them count.
+        batch: ``input_ids``, ``targets`` and, if attention stays inside them, ``documents``.
+    """
+    repeated = repeated_bigrams(batch["input_ids"], batch["targets"], batch.get("documents"))
+    sides = torch.stack([counted & repeated, counted & ~repeated])  # (2, batch, seq)
+    dtype = torch.float32 if losses.device.type == "mps" else torch.float64
+    nats = torch.where(sides, losses.detach(), 0.0).sum((1, 2), dtype=dtype)
+    return torch.stack([nats, sides.sum((1, 2)).to(dtype)], dim=1)
 
 
 class Evaluation:
@@ -85,22 +120,24 @@ class Evaluation:
         self._metrics = {name: LanguageModelMetrics().to(device) for name in names}
         self._windows = None if module.trainer.testing else WindowSums.of(module.trainer, len(sources), device)
 
-    def add(self, losses: Tensor, targets: Tensor, loader: int) -> None:
+    def add(self, losses: Tensor, batch: Batch, loader: int) -> None:
         """Add a batch of one of the data loaders.
 
         Args:
             losses: (batch, seq), of each target in nats.
-            targets: (batch, seq); those of -100 do not count.
+            batch: ``targets``, (batch, seq); those of -100 do not count. With ``input_ids``, recall is measured too.
             loader: Number of the data loader.
         """
         if loader >= len(self._loaders):
             raise ValueError(f"the data have more than {len(self._loaders)} loaders for this evaluation: return fewer")
-        counted = targets != IGNORED
+        counted = batch["targets"] != IGNORED
         tokens = counted.sum()
         mean_loss = losses.flatten().sum() / tokens
         names, bytes_per_token = self._loaders[loader]
         for name in names:
-            self._metrics[name].update(mean_loss, tokens, bytes_per_token)
+            is_split = name in ("val", "test") and "input_ids" in batch
+            recall = recall_sums(losses, counted, batch) if is_split else None
+            self._metrics[name].update(mean_loss, tokens, bytes_per_token, recall)
         if self._windows is not None:
             self._windows.add(losses, counted, loader)
 
@@ -113,7 +150,7 @@ class Evaluation:
         return None if self._windows is None else self._windows.record(trainer)
 
     def results(self) -> dict[str, float]:
-        """Over all processes: ``val_loss``, ``val_perplexity``, ``val_bits_per_byte``, ``val_loss/SOURCE`` and so on.
+        """Over all processes: ``val_loss``, ``val_perplexity``, ``val_recall_loss``, ``val_loss/SOURCE`` and so on.
 
         The loss of the training text, read like the validation text, is ``train_loss_eval``.
         """

@@ -217,7 +217,7 @@ class LanguageModel(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of its data set."""
-        self.evaluation.add(self.token_losses(batch), batch["targets"], dataloader_idx)
+        self.evaluation.add(self.token_losses(batch), batch, dataloader_idx)
 
     def on_validation_epoch_start(self) -> None:
         """Start new sums: of the validation and the training text, or of the test text."""

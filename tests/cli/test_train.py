@@ -232,7 +232,8 @@ def test_validate_and_predict_take_the_run_directory(tiny, capsys):
     capsys.readouterr()
     again = cli_main(["validate", "--ckpt_path", cli.trainer.log_dir])
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert printed.keys() == {"val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval"}
+    losses = {"val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval"}
+    assert printed.keys() == losses | {"val_recall_loss", "val_other_loss", "val_recall_share"}
     assert float(printed["val_loss"]) == pytest.approx(summary(cli)["best_val_loss"], abs=1e-6)
     assert again.trainer.callback_metrics["val_loss"].item() == pytest.approx(summary(cli)["best_val_loss"], rel=1e-6)
 

@@ -29,3 +29,5 @@ def test_validation_scores_every_token_once_whatever_the_processes_and_batches(t
             found = validate(quick_processes, run, f"--data.eval_batch_size={size}", *words)
             assert found["val_loss"] == pytest.approx(truth["val_loss"], abs=1.5e-6)
             assert found["val_bits_per_byte"] == pytest.approx(truth["bits_per_byte"], abs=1.5e-6)
+            for name in ("recall_loss", "other_loss", "recall_share"):
+                assert found[f"val_{name}"] == pytest.approx(truth[name], abs=1.5e-6)

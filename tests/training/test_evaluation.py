@@ -55,6 +55,61 @@ def test_the_mean_of_no_tokens_changes_nothing():
     assert math.isnan(metrics.compute()["loss"])
 
 
+# ---- recall
+
+
+def pairs_of(batch):
+    """Whether each target's pair with its input is in the row before it."""
+    rows = [
+        list(zip(*row, strict=True)) for row in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True)
+    ]
+    return torch.tensor([[pair in row[:place] for place, pair in enumerate(row)] for row in rows])
+
+
+def test_the_losses_of_repeated_bigrams_and_of_the_others_are_those_of_their_tokens():
+    trainer = SimpleNamespace(testing=False, val_dataloaders=None)
+    found = Evaluation(SimpleNamespace(device=torch.device("cpu"), trainer=trainer))
+    generator = torch.Generator().manual_seed(0)
+    nats, tokens = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for rows, seq in ((5, 40), (1, 7), (3, 40)):
+        ids = torch.randint(6, (rows, seq + 1), generator=generator)
+        batch = {"input_ids": ids[:, :-1], "targets": ids[:, 1:]}
+        losses = 9 * torch.rand(rows, seq, generator=generator)
+        found.add(losses, batch, 0)
+        found.add(losses, batch, 1)  # the training text
+        sides = torch.stack([pairs_of(batch), ~pairs_of(batch)])
+        nats += (losses.double() * sides).sum((1, 2))
+        tokens += sides.sum((1, 2))
+    empty = {"input_ids": ids[:, :-1], "targets": torch.full_like(losses, IGNORED, dtype=torch.long)}
+    found.add(torch.zeros_like(losses), empty, 0)  # a batch that makes all processes have as many
+    results = found.results()
+    assert results["val_recall_loss"] == pytest.approx(float(nats[0] / tokens[0]), rel=1e-12)
+    assert results["val_other_loss"] == pytest.approx(float(nats[1] / tokens[1]), rel=1e-12)
+    assert results["val_recall_share"] == float(tokens[0] / tokens.sum())
+    assert results["val_loss"] == pytest.approx(float(nats.sum() / tokens.sum()), abs=1e-6)
+    assert not found._metrics["train"].recall.any()
+
+
+def test_without_repeated_bigrams_there_is_no_loss_of_them():
+    trainer = SimpleNamespace(testing=True)
+    found = Evaluation(SimpleNamespace(device=torch.device("cpu"), trainer=trainer))
+    ids = torch.arange(8)[None]
+    found.add(torch.ones(1, 7), {"input_ids": ids[:, :-1], "targets": ids[:, 1:]}, 0)
+    results = found.results()
+    assert (results["test_other_loss"], results["test_recall_share"]) == (1.0, 0.0)
+    assert "test_recall_loss" not in results
+
+
+def test_a_run_records_losses_that_add_up_to_the_validation_loss(run):
+    for number, changes in enumerate(({}, {"trainer.limit_val_batches": 2, "data.eval_batch_size": 5})):
+        summary, _ = run(f"run-{number}", **changes)
+        share = summary["recall_share"]
+        assert 0 < share < 1
+        assert summary["recall_loss"] != pytest.approx(summary["other_loss"], abs=1e-4)
+        whole = share * summary["recall_loss"] + (1 - share) * summary["other_loss"]
+        assert whole == pytest.approx(summary["val_loss"], abs=1e-6)
+
+
 # ---- blocks of validation windows
 
 

@@ -40,12 +40,20 @@ LAYOUT = {
         "waiting for data, percent": [f"^{metrics.DATA_STALL}$"],
         "utilization of the peak, percent (MFU, HFU)": [f"^{metrics.MFU}$", f"^{metrics.HFU}$"],
     },
+    "recall": {
+        "validation, repeated bigrams and others, nats/token": [
+            *(f"^{metrics.VAL_RECALL_LOSS}$", f"^{metrics.VAL_OTHER_LOSS}$")
+        ]
+    },
     # empty with a single source, so it comes last
     "loss by data source": {"validation, nats/token": [f"^{metrics.VAL_LOSS}/.*"]},
 }
 
 # The HPARAMS tab shows the last value of each next to the options.
-VALIDATED = (metrics.VAL_LOSS, metrics.VAL_BITS_PER_BYTE, metrics.VAL_PERPLEXITY, metrics.TRAIN_LOSS_EVAL)
+VALIDATED = (
+    *(metrics.VAL_LOSS, metrics.VAL_BITS_PER_BYTE, metrics.VAL_PERPLEXITY, metrics.TRAIN_LOSS_EVAL),
+    *(metrics.VAL_RECALL_LOSS, metrics.VAL_OTHER_LOSS),
+)
 RESULTS = (*VALIDATED, metrics.TOKENS_PER_SECOND, f"{metrics.MEMORY}backward{metrics.PEAK}")
 
 TRAINER_OPTIONS = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "devices", "num_nodes", "strategy")

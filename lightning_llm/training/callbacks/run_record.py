@@ -59,6 +59,9 @@ def write_summary(
         "val_loss": results.get(metrics.VAL_LOSS),  # none with trainer.limit_val_batches 0
         "perplexity": results.get(metrics.VAL_PERPLEXITY),
         "bits_per_byte": results.get(metrics.VAL_BITS_PER_BYTE),
+        "recall_loss": results.get(metrics.VAL_RECALL_LOSS),
+        "other_loss": results.get(metrics.VAL_OTHER_LOSS),
+        "recall_share": results.get(metrics.VAL_RECALL_SHARE),
         "train_loss": results.get(metrics.TRAIN_LOSS_EVAL),
         "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
         "steps": steps,

@@ -9,6 +9,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lightning_llm.training.callbacks.dashboard import LAYOUT, RESULTS
 
+RECALL = {"val_recall_loss", "val_other_loss"}
 DASHBOARD = "lightning_llm.training.callbacks.Dashboard"
 
 
@@ -35,12 +36,14 @@ def test_the_layout_puts_training_and_validation_into_one_chart(tiny):
         (group.title, chart.title): list(chart.multiline.tag) for group in layout.category for chart in group.chart
     }
     assert charts == {(group, title): tags for group, of in LAYOUT.items() for title, tags in of.items()}
-    assert {group for group, _ in charts} == {"loss", "optimization", "memory", "throughput", "loss by data source"}
+    groups = {"loss", "optimization", "memory", "throughput", "recall", "loss by data source"}
+    assert {group for group, _ in charts} == groups
     shown = {
         key: [tag for tag in events.Tags()["scalars"] if any(re.match(pattern, tag) for pattern in patterns)]
         for key, patterns in charts.items()
     }
     assert set(shown["loss", "training and validation, nats/token"]) == {"train_loss", "val_loss"}
+    assert set(shown["recall", "validation, repeated bigrams and others, nats/token"]) == RECALL
     assert shown["optimization", "learning rate"] == ["learning_rate"]
     assert shown["optimization", "gradient norm before clipping"] == ["grad_norm"]
     assert shown["throughput", "tokens per second"]
@@ -52,7 +55,8 @@ def test_hyperparameters_have_results(tiny):
     events = events_of(cli)
     announced = [info.name.tag for info in hparams_of(events, "experiment").metric_infos]
     assert tuple(announced) == RESULTS
-    assert {"val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval"} <= set(events.Tags()["scalars"])
+    losses = {"val_loss", "val_perplexity", "val_bits_per_byte", "train_loss_eval", *RECALL}
+    assert losses <= set(events.Tags()["scalars"]) & set(RESULTS)
     values = hparams_of(events, "session_start_info").hparams
     assert values["hidden_size"].number_value == 32
     assert values["optimizer"].string_value == "AdamW"
