@@ -32,6 +32,7 @@ STDIN = "-"
 LONGEST_PROMPT = 4 << 20  # ten times the longest contexts; the model could not read the rest
 INPUTS = ("prompt", "prompt_file", "stdin", "interactive")
 MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"
+MEASURES = ("loss", "perplexity", "bits_per_byte", "recall_loss", "other_loss")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 # Imports inside the functions come after the options are parsed: a typo is reported without waiting for torch.
@@ -193,12 +194,12 @@ def _score(model: "Transformer", tokenizer: Tokenizer, document: Document, strid
 
 def _numbers(result: "Score") -> dict[str, Any]:
     """The results; null where they are not known, NaN or infinite, which JSON cannot express."""
-    named = {"loss": result.loss, "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte}
+    named = {name: getattr(result, name) for name in MEASURES}
     finite = {name: value if value is not None and math.isfinite(value) else None for name, value in named.items()}
-    return {**finite, "tokens": result.tokens, "bytes": result.bytes}
+    return {**finite, "tokens": result.tokens, "recall_tokens": result.recall_tokens, "bytes": result.bytes}
 
 
 def _line(numbers: dict[str, Any]) -> str:
-    names = [name for name in ("loss", "perplexity", "bits_per_byte") if numbers[name] is not None]
+    names = [name for name in MEASURES if numbers[name] is not None]
     results = [f"{name.replace('_', ' ')} {numbers[name]:,.4f}" for name in names]
     return ", ".join([*results, f"{numbers['tokens']:,} tokens, {numbers['bytes']:,} bytes"])

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lightning_llm.data.bigrams import repeated_bigrams
 from lightning_llm.model.transformer import Transformer
 
 Window = tuple[list[int], int]
@@ -37,19 +38,35 @@ class Score:
         nats: Their negative log-likelihood.
         tokens: How many.
         bytes: UTF-8 bytes that they stand for; 0 if unknown.
+        recall_nats: As ``nats``, of tokens whose pair with the one before them occurred earlier in their window.
+        recall_tokens: How many these are.
     """
 
     nats: float = 0.0
     tokens: int = 0
     bytes: int = 0
+    recall_nats: float = 0.0
+    recall_tokens: int = 0
 
     def __add__(self, other: "Score") -> "Score":
-        return Score(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+        sides = (dataclasses.astuple(self), dataclasses.astuple(other))
+        return Score(*(ours + theirs for ours, theirs in zip(*sides, strict=True)))
 
     @property
     def loss(self) -> float:
         """Nats per token; NaN without tokens."""
         return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def recall_loss(self) -> float | None:
+        """Nats per token of repeated bigrams; ``None`` if there are none."""
+        return self.recall_nats / self.recall_tokens if self.recall_tokens else None
+
+    @property
+    def other_loss(self) -> float | None:
+        """Nats per token of the other tokens; ``None`` if there are none."""
+        others = self.tokens - self.recall_tokens
+        return (self.nats - self.recall_nats) / others if others else None
 
     @property
     def perplexity(self) -> float:
@@ -113,10 +130,13 @@ def _score_windows(model: Transformer, windows: list[list[int]], scored: int) ->
         raise IndexError(f"a token id is beyond the vocabulary of {model.config.vocab_size}")
     ids = torch.tensor(windows, device=model.embed_tokens.weight.device)
     hidden, targets = model(ids)[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
-    nats = 0.0
+    repeated = repeated_bigrams(ids[:, :-1], ids[:, 1:])[:, -scored:].flatten()
+    nats = recall_nats = 0.0
     rows = max(1, LOGITS_AT_ONCE // model.lm_head.out_features)
-    for part, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+    for part, wanted, is_repeated in zip(*(each.split(rows) for each in (hidden, targets, repeated)), strict=True):
         logits = model.logits(part)
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        nats += float(F.cross_entropy(wide, wanted, reduction="none").cpu().double().sum())
-    return Score(nats, len(targets))
+        losses = F.cross_entropy(wide, wanted, reduction="none").cpu().double()
+        nats += float(losses.sum())
+        recall_nats += float(losses[is_repeated.cpu()].sum())
+    return Score(nats, len(targets), 0, recall_nats, int(repeated.sum()))

@@ -72,6 +72,13 @@ def test_numbers_are_those_of_the_recipe(folder, tmp_path, capsys, stride):
     assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     assert (numbers["context"], numbers["stride"]) == (CONTEXT, stride or CONTEXT // 2)
     assert f"loss {numbers['loss']:.4f}, perplexity" in printed
+    share = numbers["recall_tokens"] / tokens
+    assert 0 < share < 1
+    whole = share * numbers["recall_loss"] + (1 - share) * numbers["other_loss"]
+    assert whole == pytest.approx(numbers["loss"], abs=1e-6)
+    assert (
+        f"recall loss {numbers['recall_loss']:.4f}, other loss {numbers['other_loss']:.4f}, {tokens} tokens" in printed
+    )
 
 
 def test_each_document_is_scored_by_itself(folder, tmp_path, capsys):

@@ -41,9 +41,7 @@ LAYOUT = {
         "utilization of the peak, percent (MFU, HFU)": [f"^{metrics.MFU}$", f"^{metrics.HFU}$"],
     },
     "recall": {
-        "validation, repeated bigrams and others, nats/token": [
-            *(f"^{metrics.VAL_RECALL_LOSS}$", f"^{metrics.VAL_OTHER_LOSS}$")
-        ]
+        "recall loss and other loss, nats/token": [f"^{metrics.VAL_RECALL_LOSS}$", f"^{metrics.VAL_OTHER_LOSS}$"]
     },
     # empty with a single source, so it comes last
     "loss by data source": {"validation, nats/token": [f"^{metrics.VAL_LOSS}/.*"]},

@@ -43,7 +43,7 @@ def test_the_layout_puts_training_and_validation_into_one_chart(tiny):
         for key, patterns in charts.items()
     }
     assert set(shown["loss", "training and validation, nats/token"]) == {"train_loss", "val_loss"}
-    assert set(shown["recall", "validation, repeated bigrams and others, nats/token"]) == RECALL
+    assert set(shown["recall", "recall loss and other loss, nats/token"]) == RECALL
     assert shown["optimization", "learning rate"] == ["learning_rate"]
     assert shown["optimization", "gradient norm before clipping"] == ["grad_norm"]
     assert shown["throughput", "tokens per second"]
