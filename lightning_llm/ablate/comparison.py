@@ -30,9 +30,11 @@ from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.training.metrics import MEMORY, PEAK
 
 LOSS, BITS, PEAK_MEMORY = "val_loss", "bits_per_byte", "peak_memory_gib"
+RECALL = ("recall_loss", "other_loss")  # the parts of the loss, see data.bigrams; runs of earlier versions have none
 METRICS = {  # key in summary.json: what it is, its unit, digits
     LOSS: ("validation loss", "nats/token", 4),
     BITS: ("validation loss", "bits/byte", 4),
+    **{name: (name.replace("_", " "), "nats/token", 4) for name in RECALL},
     "seconds": ("time", "s", 1),
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
@@ -321,11 +323,11 @@ def effects(
     of_groups: list[list[Effect]] = [[] for _ in others]
     units = [LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
     for metric in METRICS:
-        is_loss = metric in (LOSS, BITS)
+        is_loss = metric in (LOSS, BITS, *RECALL)
         samples: dict[str, Sample] = {}
         bases: dict[str, list[float]] = {}
         for number, group in enumerate(others):
-            is_wanted = not is_loss or units[number] == metric
+            is_wanted = not is_loss or (units[number] == BITS) == (metric == BITS)
             if is_wanted and metric in baseline.measures and metric in group.measures:
                 seeds = partners[number][0] if is_loss else []
                 sides = baseline.values(metric, seeds), group.values(metric, seeds)

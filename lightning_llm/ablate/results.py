@@ -20,7 +20,10 @@ from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES
 from lightning_llm.statistics.windows import MOST_BLOCKS
 
 COST = "cost.json"
-NUMBERS = ("val_loss", "bits_per_byte", "train_loss", "seconds", "peak_memory_gib", "steps", "tokens")
+NUMBERS = (
+    *("val_loss", "bits_per_byte", "recall_loss", "other_loss", "train_loss"),
+    *("seconds", "peak_memory_gib", "steps", "tokens"),
+)
 VALIDATION_LOSS = "val_loss"
 CURVES = ("train_loss", VALIDATION_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record

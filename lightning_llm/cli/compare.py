@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.ablate import comparison
-from lightning_llm.ablate.comparison import BITS, METRICS, Comparison, Effect, Group
+from lightning_llm.ablate.comparison import BITS, METRICS, RECALL, Comparison, Effect, Group
 from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words, simultaneous
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
@@ -94,16 +94,23 @@ def _joined(*notes: str) -> str:
 def print_table(groups: Sequence[Group], console: Console) -> None:
     """A row for each group: with a column for each option, else with its name, else with a number for the name."""
     names = list(dict.fromkeys(name for group in groups for name in group.options))
-    wide = _table(groups, names if 0 < len(names) <= MOST_COLUMNS else [], console.width)
-    is_wide = console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width
-    console.print(wide if is_wide else _table(groups, [], console.width, is_narrow=True))
+    for left_out in ((), RECALL):  # the parts of the loss if there is room for them
+        wide = _table(groups, names if 0 < len(names) <= MOST_COLUMNS else [], console.width, left_out)
+        if console.measure(wide, options=console.options.update(width=10_000)).maximum <= console.width:
+            console.print(wide)
+            return
+    console.print(_table(groups, [], console.width, RECALL, is_narrow=True))
 
 
-def _table(groups: Sequence[Group], names: Sequence[str], width: int, *, is_narrow: bool = False) -> Table:
+def _table(
+    groups: Sequence[Group], names: Sequence[str], width: int, left_out: Sequence[str], *, is_narrow: bool = False
+) -> Table:
     notes = ["± is the standard deviation over seeds"] if any(group.seeds > 1 for group in groups) else []
     table = Table(box=SIMPLE_HEAD if is_narrow else HEAVY_HEAD, pad_edge=not is_narrow, caption_justify="left")
     has_seeds = not is_narrow or any(group.seeds != len(group.runs) for group in groups)
-    shown = [key for key in METRICS if key != BITS or len({group.tokenizer for group in groups}) > 1]
+    if len({group.tokenizer for group in groups}) == 1:
+        left_out = [*left_out, BITS]
+    shown = [key for key in METRICS if key not in left_out and (key not in RECALL or _is_known(key, groups))]
     rows = []
     for group in groups:
         measured = [(group.measures.get(key), METRICS[key]) for key in shown]
@@ -128,6 +135,10 @@ def _table(groups: Sequence[Group], names: Sequence[str], width: int, *, is_narr
         cells = [group.options.get(name, "–") for name in names] or [label]
         table.add_row(*map(escape, cells), *row)
     return table
+
+
+def _is_known(metric: str, groups: Sequence[Group]) -> bool:
+    return any(metric in group.measures for group in groups)
 
 
 def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], console: Console) -> None:

@@ -79,6 +79,30 @@ def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
     assert loss["interval"] == pytest.approx([0.0870, 0.1130], abs=1e-4)
 
 
+def test_the_parts_of_the_loss_are_compared_in_pairs(tmp_path, capsys, monkeypatch):
+    parts = {"swiglu": ((1.0, 1.1, 1.2, 1.4), 2.5), "gelu": ((1.5, 1.61, 1.69, 1.9), 2.5)}
+    for mlp, (losses, other) in parts.items():
+        for seed, loss in enumerate(losses):
+            make(tmp_path / f"{mlp}-{seed}", mlp, seed, **{**HASHES, "recall_loss": loss, "other_loss": other + seed})
+    folder, file = sorted(map(str, tmp_path.glob("*-*"))), tmp_path / "out.json"
+    words = ["compare", *folder, "--baseline", f"{tmp_path}/swiglu-0", "--json", str(file)]
+    assert main([*words, "--delta", "9"]) == 0
+    said = capsys.readouterr().out
+    assert "  recall loss +0.5000 nats/token (+42.6%): worse; 95% interval " in said
+    assert "  other loss 0.0000 nats/token: undecided; 95% interval +0.0000 to +0.0000" in said  # delta is of the loss
+    assert "4 pairs" in said.split("recall loss +0.5")[1].splitlines()[0]
+    assert "1.1750 ± 0.1708" in said
+    assert "4.0000 ± 1.2910" in said
+    effects = json.loads(file.read_text())[1]["effects"]
+    assert [effect["metric"] for effect in effects] == ["val_loss", "recall_loss", "other_loss", "seconds"]
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "recall loss +0.5000" in said
+    assert "1.1750 ±" not in said
+
+
 def test_several_groups_share_the_level(tmp_path, capsys):
     root = several(tmp_path / "runs")
     for seed, loss in enumerate((2.101, 2.309, 2.19, 2.2)):
@@ -380,8 +404,8 @@ def test_the_baseline_can_be_named(tmp_path, capsys, error_line):
 
 
 def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path, capsys):
-    char = on_text(tmp_path / "a", val_loss=2.0, bits_per_byte=2.5)
-    byte = on_text(tmp_path / "b", tokenizer="byte", val_loss=1.0, bits_per_byte=3.0)
+    char = on_text(tmp_path / "a", val_loss=2.0, bits_per_byte=2.5, recall_loss=1.5)
+    byte = on_text(tmp_path / "b", tokenizer="byte", val_loss=1.0, bits_per_byte=3.0, recall_loss=1.0)
     file = tmp_path / "out.json"
     assert main(["compare", char, byte, "--paired", "--delta", "0.1", "--json", str(file)]) == 0
     said = capsys.readouterr().out
