@@ -26,8 +26,10 @@ _BAR = 40  # characters of the longest bar
 
 def _prepare_options(parser: OneLineParser) -> None:
     add = parser.add_argument
-    inputs = "'stdlib' (source of Python's standard library), 'shakespeare' (downloaded once), a file of UTF-8 text, "
-    inputs += ".jsonl or .parquet, also .gz or .zst, a folder, a quoted glob, or - for standard input"
+    inputs = "'stdlib' (source of Python's standard library), 'shakespeare' (downloaded once), 'recall' (synthetic), "
+    inputs += (
+        "a file of UTF-8 text, .jsonl or .parquet, also .gz or .zst, a folder, a quoted glob, or - for standard input"
+    )
     add("inputs", nargs="*", metavar="INPUT", help=inputs)
     add("--tokenizer", default="bpe", metavar="char|byte|bpe|FILE", help="built-in, or a tokenizer.json (default: bpe)")
     add("--vocab-size", type=int, metavar="N", help="vocabulary size that bpe learns (default: 4096)")

@@ -6,6 +6,7 @@ stream of documents. Nothing is read or downloaded before the first document or 
 Named corpora:
     ``stdlib``: the source of the running Python's standard library without its tests; always available, offline.
     ``shakespeare``: "tiny Shakespeare", downloaded once and verified.
+    ``recall``: a synthetic text, see ``recall_corpus.py``; ``recall:pairs=4,seed=1`` has options.
 """
 
 import contextlib
@@ -21,21 +22,22 @@ import sysconfig
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
 from lightning_llm.data.formats import DEFAULT_TEXT_KEY, Document, TextFile, format_of
+from lightning_llm.data.recall_corpus import RecallText, write_recall
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.progress import Advance, ignore_progress
 from lightning_llm.io.untrusted import BLOBS, SNAPSHOTS, check_regular, read_bytes
 
-NAMED_CORPORA = ("stdlib", "shakespeare")
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SIZE = 1_115_394
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
+RECALL = "recall"  # the only one with options
 STDIN = "-"
 _NOT_IN_STDLIB = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -92,10 +94,8 @@ def open_corpus(inputs: Sequence[str], *, text_key: str | None = None, spool_dir
     key = DEFAULT_TEXT_KEY if text_key is None else text_key
     files: list[TextFile] = []
     for given in inputs:
-        if given == "stdlib":
-            files += _stdlib_files()
-        elif given == "shakespeare":
-            files.append(TextFile("shakespeare", SHAKESPEARE_SIZE, download_shakespeare, SHAKESPEARE_SHA256))
+        if is_named(given):
+            files += NAMED_CORPORA[given.partition(":")[0]](given)
         elif given == STDIN:
             files.append(_spool(sys.stdin.buffer, key, "text" if text_key is None else "jsonl", spool_dir))
         else:
@@ -164,7 +164,16 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
     return target
 
 
-def _stdlib_files() -> list[TextFile]:
+def _shakespeare_files(given: str) -> list[TextFile]:
+    return [TextFile(given, SHAKESPEARE_SIZE, download_shakespeare, SHAKESPEARE_SHA256)]
+
+
+def _recall_files(given: str) -> list[TextFile]:
+    recall = RecallText.of(given.partition(":")[2])
+    return [TextFile(given, recall.lines * recall.context_length, functools.partial(write_recall, recall))]
+
+
+def _stdlib_files(_: str) -> list[TextFile]:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         TextFile(f"stdlib/{path.relative_to(root).as_posix()}", size, functools.partial(Path, path))
@@ -174,6 +183,19 @@ def _stdlib_files() -> list[TextFile]:
     if not files:
         raise ValueError(f"corpus 'stdlib': no Python source below {root}; give a text as data.path instead")
     return files
+
+
+NAMED_CORPORA: Mapping[
+    str, Callable[[str], list[TextFile]]
+] = {  # the files of a name, and of its options after a colon
+    **{"stdlib": _stdlib_files, "shakespeare": _shakespeare_files, RECALL: _recall_files}
+}
+
+
+def is_named(given: str) -> bool:
+    """Whether this is the name of a corpus, with options if it takes some."""
+    name, colon, _ = given.partition(":")
+    return name in NAMED_CORPORA and (not colon or name == RECALL)
 
 
 def _given_files(given: str, text_key: str) -> list[TextFile]:

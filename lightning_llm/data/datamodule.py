@@ -37,8 +37,9 @@ class TokenDataModule(LightningDataModule):
     """Serves windows of token stores as batches ``{"input_ids", "targets"}``, int64, (rows, context_length).
 
     Args:
-        corpus: Text if no path is given: ``stdlib`` (the source of Python's standard library, always available) or
-            ``shakespeare`` (downloaded once). Default: ``stdlib`` if neither path nor store is given.
+        corpus: Text if no path is given: ``stdlib`` (the source of Python's standard library, always available),
+            ``shakespeare`` (downloaded once), or ``recall`` (synthetic; with options: ``recall:pairs=4,seed=1``).
+            Default: ``stdlib`` if neither path nor store is given.
         path: Text: a UTF-8 file, a folder, or a glob.
         store: Folder of the token store. If it does not exist, it is prepared from the path or corpus given with it; a
             corpus in a config does not count. Default: a folder in ``stores``, named after text and tokenizer.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightning_llm.data.corpora import NAMED_CORPORA, open_corpus
+from lightning_llm.data.corpora import NAMED_CORPORA, is_named, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
 from lightning_llm.data.token_store import TokenStore, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
@@ -46,7 +46,7 @@ def find_or_prepare(
     if tokenizer == "bpe":
         check_bpe(vocab_size)
     check_named_store(store, corpus, path)
-    if path is None and corpus not in (None, *NAMED_CORPORA):
+    if path is None and corpus is not None and not is_named(corpus):
         known = ", ".join(NAMED_CORPORA)
         raise ValueError(
             f"corpus {corpus!r} is unknown: choose one of {known}, or give a file, folder or glob as data.path"
@@ -97,8 +97,8 @@ def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int) -> Pat
 
     Paths among the inputs, and that of a ``tokenizer.json``, add eight hex digits of a hash of the absolute paths.
     """
-    paths = [given for given in inputs if given not in NAMED_CORPORA]
-    words = ["+".join(given if given in NAMED_CORPORA else Path(given).stem.strip("*?[]") for given in inputs)]
+    paths = [given for given in inputs if not is_named(given)]
+    words = ["+".join(given if is_named(given) else Path(given).stem.strip("*?[]") for given in inputs)]
     if tokenizer in BUILT_IN_TOKENIZERS:
         words += [tokenizer, str(vocab_size)] if tokenizer == "bpe" else [tokenizer]
     else:
