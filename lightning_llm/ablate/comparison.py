@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.experiment import RECALL
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.runs.event_files import read_curves
@@ -30,7 +31,6 @@ from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.training.metrics import MEMORY, PEAK
 
 LOSS, BITS, PEAK_MEMORY = "val_loss", "bits_per_byte", "peak_memory_gib"
-RECALL = ("recall_loss", "other_loss")  # the parts of the loss, see data.bigrams; runs of earlier versions have none
 METRICS = {  # key in summary.json: what it is, its unit, digits
     LOSS: ("validation loss", "nats/token", 4),
     BITS: ("validation loss", "bits/byte", 4),
@@ -39,6 +39,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
 
+SECONDARY = "secondary: decides nothing"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 Results = Mapping[str, float]
 Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
@@ -188,11 +189,18 @@ def compare_experiment(folder: Path) -> Comparison:
         summaries[run.path] = result.summary
     groups = [_group(name, {"variant": name}, of_arm.get(name, []), summaries) for name in (BASELINE, *names)]
     of_variants: list[list[Effect]] = [[] for _ in names]
-    for effects, verdict in zip(of_variants, map(loaded.state.verdicts.get, names), strict=True):
+    for variant, effects in zip(names, of_variants, strict=True):
+        verdict = loaded.state.verdicts.get(variant)
         seeds = [] if verdict is None else experiment.seeds(verdict.pairs)
-        base = ((run.seed[0], results) for run, results in of_arm.get(BASELINE, []))
-        losses = [results[metric] for seed, results in base if seed in seeds and metric in results]
-        effects += [] if verdict is None or not losses else [Effect(metric, statistics.fmean(losses), verdict)]
+        runs = [(run.seed[0], results) for run, results in of_arm.get(BASELINE, [])]
+        losses = [results[metric] for seed, results in runs if seed in seeds and metric in results]
+        if verdict is None or not losses:
+            continue
+        effects.append(Effect(metric, statistics.fmean(losses), verdict))
+        for other, found in loaded.secondary(verdict, BASELINE, variant).items():
+            bases = [results[other] for seed, results in runs if seed in seeds and other in results]
+            if bases:
+                effects.append(Effect(other, statistics.fmean(bases), found, SECONDARY))
     return Comparison({"": (groups, of_variants)}, [f"The rest of the report: lightning-llm ablate report {folder}"])
 
 

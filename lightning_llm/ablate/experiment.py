@@ -21,7 +21,8 @@ from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe
 from lightning_llm.io.untrusted import file_name, printable, shown
 from lightning_llm.statistics.design import Design
 
-METRICS = ("val_loss", "bits_per_byte")
+RECALL = ("recall_loss", "other_loss")  # the parts of the loss, see data.bigrams; runs of earlier versions have none
+METRICS = ("val_loss", "bits_per_byte", *RECALL)
 LOOKS = (8, 12, 16)
 DELTA, ALPHA = 0.005, 0.05
 MOST_PAIRS = 1000
@@ -44,6 +45,10 @@ def _are_looks(value: object) -> bool:
     return all(type(look) is int and 1 <= look <= MOST_PAIRS for look in value) and sorted(set(value)) == value
 
 
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, list) and 0 < len(value) == len({*map(str, value)} & {*METRICS})
+
+
 def _are_factors(value: object) -> bool:
     if not isinstance(value, list) or any(type(factor) not in (int, float) for factor in value):
         return False
@@ -64,6 +69,9 @@ _OPTIONS = check("options by dotted name", has_names)
 _NUMBER = check("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
 _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
 _LOOKS = check(f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", _are_looks)
+_METRIC = check(f"{', '.join(METRICS[:-1])} or {METRICS[-1]}", lambda value: value in METRICS)
+_METRICS = check(f"different ones of {', '.join(METRICS)}", lambda value: _are_metrics(value))
+SECONDARY = list_of(_METRIC, len(METRICS))
 _SEED = whole(0, LAST_SEED)
 _TUNE = {"option": _TUNED, "factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)}
 
@@ -103,7 +111,7 @@ class Experiment:
     Attributes:
         name: Of the experiment.
         variants: The options of each, by name.
-        metric: Lower is better: ``val_loss`` (nats per token) or ``bits_per_byte``, of a run's summary.
+        metric: Lower is better: ``val_loss`` (nats per token) or another of ``METRICS``, of a run's summary.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
         alpha: Probability of a false answer, over all variants, looks and added pairs; tuned arms have another one.
         looks: Numbers of pairs.
@@ -115,11 +123,12 @@ class Experiment:
         baseline: Configs of ``fit``; later ones override earlier ones. A plan holds what they say.
         options: For all runs. A plan holds them with the baseline's.
         out: The folder of the experiment.
+        secondary: Further metrics, which are reported with intervals and decide nothing.
     """
 
     name: str = _plan_field(_NAME)
     variants: Mapping[str, Options] = _plan_field(by_name(_OPTIONS))
-    metric: str = _plan_field(check(" or ".join(METRICS), lambda value: value in METRICS), METRICS[0])
+    metric: str = _plan_field(_METRIC, METRICS[0])
     delta: float | None = _plan_field(maybe(_NUMBER), DELTA)
     alpha: float = _plan_field(_ALPHA, ALPHA)
     looks: Sequence[int] = _plan_field(_LOOKS, LOOKS)
@@ -131,6 +140,7 @@ class Experiment:
     baseline: tuple[str, ...] = ()
     options: Options = dataclasses.field(default_factory=dict)
     out: str = ""
+    secondary: Sequence[str] = ()
 
     @classmethod
     def in_plan(cls, content: Mapping[str, Any], source: object) -> "Experiment":
@@ -139,7 +149,7 @@ class Experiment:
         Raises:
             ValueError: A variant has the name of no folder, or there are more runs than anyone trains.
         """
-        experiment = cls(**{name: content[name] for name in PLAN_FIELDS})
+        experiment = cls(**{name: content[name] for name in PLAN_FIELDS}, secondary=content.get("secondary", []))
         experiment.check(source)
         return experiment
 
@@ -147,7 +157,8 @@ class Experiment:
     def plan_fields(self) -> dict[str, Any]:
         """What a plan holds of it, as JSON."""
         content = dataclasses.asdict(self)
-        return {name: content[name] for name in PLAN_FIELDS} | {"looks": list(self.looks)}
+        lists = {"looks": list(self.looks), "secondary": list(self.secondary)}
+        return {name: content[name] for name in PLAN_FIELDS} | lists
 
     @property
     def folder(self) -> str:
@@ -204,6 +215,7 @@ _FILE = record(
     {"baseline": _texts, "variants": PLAN_FIELDS["variants"]},
     {
         **{name: schema for name, schema in PLAN_FIELDS.items() if name not in ("first_seed", "solved")},
+        "metrics": _METRICS,
         "options": maybe(_OPTIONS),
         "pairs": whole(1, MOST_PAIRS),
         "seeds": record({"first": _SEED}),
@@ -234,6 +246,10 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     fields["variants"] = {variant: flat_options(options) for variant, options in fields["variants"].items()}
     fields["options"] = flat_options(fields.get("options", {}))
     fields["first_seed"] = fields.pop("seeds", {}).get("first", 0)
+    if metrics := fields.pop("metrics", ()):
+        if "metric" in fields:
+            raise ValueError(f"{source}: metrics has the metric that decides as its first: leave out metric")
+        fields["metric"], *fields["secondary"] = metrics
     fields["match"], fields["solved"] = _parsed(fields.get("match", Tokens.name))
     if tune := fields.get("tune"):
         fields["tune"] = {"option": tune["option"], "factors": list(map(float, tune.get("factors", FACTORS)))}

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, Experiment
+from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, SECONDARY, Experiment
 from lightning_llm.ablate.idea import IDEA, Idea, idea_of, state_of_idea
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
@@ -70,6 +70,7 @@ _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS),
 _REPLAY = record({"difference": NUMBER, "source": TEXT})
 _REUSED = record({"runs": by_name(TEXT, min_fields=0), "replay": maybe(_REPLAY), "variants": BOOL})
 _OPTIONAL = {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256, "idea": IDEA}
+_OPTIONAL |= {"secondary": SECONDARY}
 _PLAN = record({**PLAN_FIELDS, **_FROZEN, "hash": SHA256}, _OPTIONAL)
 _VARIANTS = maybe(list_of(TEXT))
 _ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _VARIANTS}), MOST_ADDED)})
@@ -214,7 +215,7 @@ class Plan:
     def differs(self, asked: Mapping[str, Any]) -> str:
         """The first thing that is not as it is asked for now, in words; empty if nothing is."""
         for field, new in asked.items():
-            if (old := self.content[field]) != new:
+            if (old := self.content.get(field, [])) != new:  # secondary: a plan of an earlier version has none
                 is_short = len(f"{old}{new}") < 100 and field not in ("code", "asked_configs")
                 return f"{field} ({old}, now {new})" if is_short else field.removeprefix("asked_")
         return ""

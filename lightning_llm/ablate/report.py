@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE, NULL
-from lightning_llm.ablate.experiment import PLAN_FIELDS, Experiment
+from lightning_llm.ablate.experiment import METRICS, PLAN_FIELDS, Experiment
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of, run_seconds, trained
 from lightning_llm.ablate.scheduler import Run
@@ -22,7 +22,7 @@ from lightning_llm.statistics.power import further_pairs
 from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.statistics.windows import window_error
 
-UNITS = {VALIDATION_LOSS: "nats/token", "bits_per_byte": "bits/byte"}
+UNITS = {metric: "bits/byte" if metric == "bits_per_byte" else "nats/token" for metric in METRICS}
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
 TEXTS = ("store", "path", "corpus")  # of the data
@@ -32,7 +32,7 @@ _CONFIG = open_record({}, {"trainer": maybe(open_record({}, _TRAINER)), "data": 
 NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
     **{"baseline_diverged": 0, "note": "not tested yet", "warnings": [], "by_seed": []},
-    **{"further_pairs": None, "window_error": None},
+    **{"further_pairs": None, "window_error": None, "secondary": {}},
 }
 
 
@@ -50,6 +50,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         **{field: content[field] for field in PLAN_FIELDS if field not in ("variants", "tune")},
         **{field: content[field] for field in OF_PLAN},
         "unit": UNITS[experiment.metric],
+        "secondary": {metric: UNITS[metric] for metric in experiment.secondary},
         "interval": {"each": 1 - experiment.design.level, "together": 1 - experiment.alpha},
         "rule": {"reserve": RESERVE, "spending": RHO, "fewest_pairs": FEWEST},
         "has_ended": not loaded.state.needed,
@@ -125,7 +126,14 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
     if row["robust"] is not None:  # indices of the pairs that are left: their seeds say more
         seeds_left = [pair["seed"] for pair in by_seed if pair["baseline"] is not None]
         row["robust"]["outliers"] = [seeds_left[index] for index in row["robust"]["outliers"]]
-    return row | {"by_seed": by_seed, "further_pairs": further, "window_error": windows}
+    metrics = loaded.secondary(verdict, baseline, variant)
+    secondary = {metric: _secondary(verdict) for metric, verdict in metrics.items()}
+    return row | {"by_seed": by_seed, "further_pairs": further, "window_error": windows, "secondary": secondary}
+
+
+def _secondary(verdict: Verdict) -> dict[str, Any]:
+    """What a metric that does not decide says: a difference with an interval, and no verdict."""
+    return {name: getattr(verdict, name) for name in ("difference", "interval", "level", "pairs", "sd", "diverged")}
 
 
 def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary
 from lightning_llm.runs.status import state_of as run_state
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.statistics.windows import MOST_BLOCKS
 
 COST = "cost.json"
@@ -126,6 +127,24 @@ class Loaded:
             pairs += [(both[0][step], both[1][step]) for step in both[0].keys() & both[1].keys()]
         return Replay(max(abs(one - other) for one, other in pairs))
 
+    def secondary(self, verdict: Verdict, baseline: str, variant: str) -> dict[str, Verdict]:
+        """For each secondary metric what the pairs of a verdict say of it, by the same rule and without a delta.
+
+        Args:
+            verdict: Of the metric that decides.
+            baseline: The name of the runs of one side.
+            variant: That of the other.
+        """
+        experiment, found = self.plan.experiment, dict[str, Verdict]()
+        for metric in experiment.secondary:
+            base, own = (
+                [_metric(self.results.get(Run(name, seed)), metric) for seed in experiment.seeds(verdict.pairs)]
+                for name in (baseline, variant)
+            )
+            rule: dict[str, Any] = {"alpha": experiment.alpha, "looks": experiment.looks}
+            found |= verdicts({metric: Sample(base, own)}, **rule, variants=len(experiment.variants))
+        return found
+
     def tuned_name(self, arm: str) -> str:
         """What the runs of an arm are called once it is tuned."""
         tune, tuned = self.plan.tune, self.state.tuning.get(arm)
@@ -138,6 +157,11 @@ class Loaded:
         runs = [self.results.get(Run(name, seed)) for name in (BASELINE, NULL)]
         starts = [None if result is None else result.summary.get(INITIAL_VALUES) for result in runs]
         return starts[0] is not None and starts[0] == starts[1]
+
+
+def _metric(result: Result | None, metric: str) -> float | None:
+    """A number of a run's summary; ``None``: the run diverged, or has none."""
+    return None if result is None or result.has_diverged else result.summary.get(metric)
 
 
 def load_experiment(out: str | Path) -> Loaded:

@@ -16,7 +16,7 @@ import torch
 
 from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
 from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
-from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.experiment import RECALL, Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import cores, threads_for
 from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, STEPS, Matched, facts_of
@@ -90,7 +90,8 @@ class Setup:
         self._checked_values: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
         base = self._arm(BASELINE, {})
-        refuse_unsuitable(base, experiment.metric)
+        metrics = (experiment.metric, *experiment.secondary)
+        refuse_unsuitable(base, metrics)
         self._check_grid(base)
         # before the modules of a variant are imported: a change of these does not change the baseline
         self._code_of_baseline = code_hash(code_of({BASELINE: base.options}))
@@ -112,7 +113,7 @@ class Setup:
             if arm.options == other.options:
                 same = ", ".join(options) or "nothing"
                 raise ValueError(f"{name} equals {titled(other.name)}, which has the same {same}: leave it out")
-        refuse_incomparable(self.arms[BASELINE], arm, self.experiment.metric)
+        refuse_incomparable(self.arms[BASELINE], arm, (self.experiment.metric, *self.experiment.secondary))
         self._check_grid(arm)
         return arm
 
@@ -287,7 +288,9 @@ class Setup:
 
 
 def chance_of(arm: Arm, metric: str) -> float | None:
-    """The metric of a model that gives every token the same probability; ``None`` if it is not known."""
+    """The metric of a model that gives every token the same probability; ``None`` if it is not known or no bound."""
+    if metric in RECALL:  # a model may be worse on one part of the tokens and train well
+        return None
     nats = math.log(arm.architecture.vocab_size)
     if metric != BITS_PER_BYTE:
         return nats
@@ -324,7 +327,7 @@ def tuned_value(arm: Arm, experiment: Experiment) -> float | None:
     return float(value)
 
 
-def refuse_unsuitable(base: Arm, metric: str) -> None:
+def refuse_unsuitable(base: Arm, metrics: Sequence[str]) -> None:
     """Refuse a baseline whose runs have no result to compare.
 
     Raises:
@@ -338,12 +341,12 @@ def refuse_unsuitable(base: Arm, metric: str) -> None:
         raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
     if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):
         raise ValueError(f"the baseline has trainer.{switch}, which writes no run: leave it out")
-    if metric == BITS_PER_BYTE and base.data.bytes_per_token is None:
+    if BITS_PER_BYTE in metrics and base.data.bytes_per_token is None:
         raise ValueError(f"metric {BITS_PER_BYTE}: the token files are raw, so their bytes are not known: use val_loss")
     _ = base.steps  # it is known
 
 
-def refuse_incomparable(base: Arm, arm: Arm, metric: str) -> None:
+def refuse_incomparable(base: Arm, arm: Arm, metrics: Sequence[str]) -> None:
     """Refuse a variant whose runs would be no pairs with those of the baseline.
 
     Raises:
@@ -359,7 +362,7 @@ def refuse_incomparable(base: Arm, arm: Arm, metric: str) -> None:
     trainer = [name for name in PAIRED if base.options["trainer"].get(name) != arm.options["trainer"].get(name)]
     has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
     if changed and set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
-        changed = [] if metric == BITS_PER_BYTE else changed
+        changed = [] if {*metrics} == {BITS_PER_BYTE} else changed
         advice = f"losses per token cannot be compared: set metric: {BITS_PER_BYTE}, which the same text allows"
     else:
         advice = "a pair needs the same batches and validation text: leave it out"

@@ -16,6 +16,9 @@ from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
+SECONDARY = (
+    "Secondary metrics decide nothing: their intervals are adjusted for variants and looks, not for several metrics."
+)
 UNEQUAL = 0.01  # parameters that differ by more are reported
 KNOWN = (
     "Not confirmatory: runs of variants were known before this experiment. Confirm with fresh seeds: --first-seed N."
@@ -105,6 +108,7 @@ def verdict_lines(report: Mapping[str, Any]) -> list[str]:
     """A sentence for each variant, with what a reader must know about it."""
     rows = labeled(report)
     lines = [_sentence(name, row, report) for name, row in rows]
+    lines += [*_secondary_lines(rows, report["secondary"])]
     if any(row["further_pairs"] for _, row in rows):
         command = f"lightning-llm ablate extend {shlex.quote(report['out'])} --pairs N"
         lines.append(f"{FURTHER} {command} adds pairs.")
@@ -123,6 +127,16 @@ def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> s
     goal = "a verdict" if report["precision"] is None else f"an interval of ±{report['precision']:g}"
     clauses += [_further_in_words(row["further_pairs"], goal)] if row["further_pairs"] else []
     return "; ".join([*clauses, *(f"warning: {text}" for text in row["warnings"])]) + "."
+
+
+def _secondary_lines(rows: Sequence[tuple[str, Mapping[str, Any]]], units: Mapping[str, str]) -> Iterator[str]:
+    """The differences in the metrics that do not decide."""
+    for name, row in rows:
+        for metric, found in row["secondary"].items():
+            within = "no interval" if found["interval"] is None else bounds(found["interval"])
+            yield f"{name}, secondary: {metric} difference {signed(found['difference'])} ({within}) {units[metric]}."
+    if units:
+        yield SECONDARY
 
 
 def _further_in_words(further: Mapping[str, int | None], goal: str) -> str:

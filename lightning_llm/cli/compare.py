@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.ablate import comparison
-from lightning_llm.ablate.comparison import BITS, METRICS, RECALL, Comparison, Effect, Group
+from lightning_llm.ablate.comparison import BITS, METRICS, Comparison, Effect, Group
+from lightning_llm.ablate.experiment import RECALL
 from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words, simultaneous
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json

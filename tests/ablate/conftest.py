@@ -43,8 +43,9 @@ def main():
     if "best" in asked:  # a parabola over the logarithm of the rate
         rate = float(words.get("model.optimizer.init_args.lr", asked["lr"]))
         loss += math.log2(rate / asked["best"]) ** 2
+    recall = loss - 1 + asked.get("recall", 0.0) * (1 + 0.002 * (seed % 4))
     (run / "config.yaml").write_text("{}")
-    (run / "summary.json").write_text(json.dumps({"val_loss": loss, "seconds": 1.0, **hashes}))
+    (run / "summary.json").write_text(json.dumps({"val_loss": loss, "recall_loss": recall, "seconds": 1.0, **hashes}))
     (run / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
     return 0
 """

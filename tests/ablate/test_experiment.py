@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.ablate.experiment import LOOKS, experiment_of
+from lightning_llm.ablate.experiment import LOOKS, Experiment, experiment_of
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(path for path in (ROOT / "examples" / "ablations").glob("*.yaml") if path.stem != "ladder")
@@ -55,6 +55,15 @@ def test_pairs_cut_the_looks():
     assert experiment_of({**BASE, "looks": [3, 5], "pairs": 5}, "f", "f").looks == (3, 5)
 
 
+def test_the_first_metric_decides():
+    found = experiment_of({**BASE, "metrics": ["recall_loss", "val_loss", "other_loss"]}, "f", "f")
+    assert (found.metric, found.secondary) == ("recall_loss", ["val_loss", "other_loss"])
+    assert experiment_of(BASE, "f", "f").held["secondary"] == []
+    assert Experiment.in_plan(found.held, "f").held == found.held
+    before = {name: value for name, value in found.held.items() if name != "secondary"}
+    assert Experiment.in_plan(before, "f").secondary == []
+
+
 def test_parameters_are_matched_by_an_option():
     option = "model.architecture.intermediate_size"
     for match in ({"parameters": {"option": option}}, f"parameters={option}"):
@@ -76,7 +85,15 @@ def test_parameters_are_matched_by_an_option():
         ({"variants": {"../a": {"x": 1}}}, "must be the name of a folder"),
         ({"variants": {"a": {"data.seed": 1}}}, "variants.a: data.seed is set by the experiment: leave it out"),
         ({"options": {"seed_everything": 1}}, "options: seed_everything is set by the experiment"),
-        ({"metric": "train_loss"}, "metric is 'train_loss', expected val_loss or bits_per_byte"),
+        (
+            {"metric": "train_loss"},
+            "metric is 'train_loss', expected val_loss, bits_per_byte, recall_loss or other_loss",
+        ),
+        ({"metrics": []}, "metrics is [], expected different ones of val_loss, bits_per_byte, recall_loss, other_loss"),
+        ({"metrics": ["val_loss", "val_loss"]}, "metrics is ['val_loss', 'val_loss'], expected different ones of"),
+        ({"metrics": ["val_loss", [3]]}, "expected different ones of"),
+        ({"metrics": "val_loss"}, "metrics is 'val_loss', expected different ones of"),
+        ({"metric": "val_loss", "metrics": ["recall_loss"]}, "metrics has the metric that decides as its first"),
         ({"delta": 0}, "delta is 0, expected a number above 0"),
         ({"alpha": 0.5}, "alpha is 0.5, expected a number above 0 and below 0.5"),
         ({"looks": [6, 4]}, "looks is [6, 4], expected at most 20 increasing numbers of pairs"),

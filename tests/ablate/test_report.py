@@ -14,7 +14,7 @@ from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.screen import show_report
-from lightning_llm.ablate.words import cost_lines, noise_lines, verdict_lines
+from lightning_llm.ablate.words import SECONDARY, cost_lines, noise_lines, verdict_lines
 from lightning_llm.ablate.worker import work
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
@@ -277,3 +277,44 @@ def test_the_report_says_what_was_compared(experiment, capsys):
 def test_the_report_says_what_the_metric_is_of(experiment):
     plan = experiment({"a": {"effect": 0.0}}, base={"trainer": {"limit_val_batches": 2}})
     assert report_of(load_experiment(plan.out))["validation"] == "2 batches of the validation text"
+
+
+def test_secondary_metrics_have_intervals_and_decide_nothing(experiment, capsys):
+    variants = {"a": {"effect": -0.001, "recall": 0.5}, "lost": {"effect": 0.0, "diverges": [1]}}
+    plan = experiment(variants, looks=(4,), secondary=["recall_loss"])
+    work(plan.out, say=lambda line: None)
+    report = report_of(load_experiment(plan.out))
+    row = report["variants"]["a"]
+    assert (row["verdict"], report["secondary"]) == ("better", {"recall_loss": "nats/token"})
+    found = row["secondary"]["recall_loss"]
+    summaries = {
+        side: [
+            json.loads((plan.out / "runs" / f"{side},seed={seed}" / "summary.json").read_text()) for seed in range(4)
+        ]
+        for side in ("baseline", "a")
+    }
+    base, own = (np.array([summary["recall_loss"] for summary in side]) for side in summaries.values())
+    error = np.std(own - base, ddof=1) / 2
+    reach = row["critical"] * error
+    assert found["difference"] == pytest.approx((own - base).mean())
+    assert found["interval"] == pytest.approx([found["difference"] - reach, found["difference"] + reach], rel=1e-6)
+    assert (found["pairs"], found["level"]) == (4, row["level"])
+    assert report["variants"]["lost"]["secondary"]["recall_loss"]["interval"] is None
+    assert "verdict" not in found
+    low, high = found["interval"]
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    said = capsys.readouterr().out
+    line = f"a, secondary: recall_loss difference {found['difference']:+.4f} ({low:+.4f} to {high:+.4f}) nats/token."
+    assert line in said
+    assert "lost, secondary: recall_loss difference – (no interval) nats/token." in said
+    assert said.count(SECONDARY) == 1
+    assert line in (plan.out / "report.html").read_text()
+    assert main(["compare", str(plan.out)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "recall loss +0.50" in line]
+    assert line.endswith("secondary: decides nothing")
+
+
+def test_without_secondary_metrics_nothing_is_said_of_them(done):
+    report = report_of(load_experiment(done.out))
+    assert report["secondary"] == {}
+    assert not any("econdary" in line for line in verdict_lines(report))
