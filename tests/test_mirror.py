@@ -25,7 +25,6 @@ WITHOUT = frozenset(
         "interop/hf_mapping.py",
         "interop/weights.py",
         "model/context.py",
-        "model/norm.py",
         "ops/autograd.py",
         "ops/checks.py",
         "ops/loss_chunks.py",

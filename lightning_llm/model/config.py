@@ -86,7 +86,7 @@ class ModelConfig:
         block: How attention and MLP are joined: ``pre`` (norms before them), ``post``, ``sandwich``, or a class.
         loss: ``cross_entropy``, which takes ``z_loss`` and ``label_smoothing``, or a class. The validation loss is
             always the plain cross-entropy.
-        norm: ``rmsnorm`` (Zhang and Sennrich 2019), ``layernorm``, or a class.
+        norm: ``rmsnorm`` (Zhang and Sennrich 2019), ``layernorm``, ``dynamic_tanh``, or a class.
         rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
         position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position), ``none``, or a
             class.

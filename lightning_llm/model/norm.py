@@ -1,5 +1,6 @@
 """Normalization of the residual stream and of the query and key heads; a norm is built as ``(size, *, eps)``."""
 
+import torch
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
@@ -15,6 +16,28 @@ class RMSNorm(nn.RMSNorm):
         """(…, size) -> (…, size)."""
         assert self.eps is not None
         return rms_norm(x, self.weight, self.eps)
+
+
+class DynamicTanh(nn.Module):
+    """``weight ⊙ tanh(alpha · x) + bias`` in place of a norm (Zhu et al. 2025, "Transformers without Normalization").
+
+    DyT of arXiv:2503.10622, section 4: gamma and beta of the paper are ``weight`` and ``bias``. No statistics of the
+    input are computed.
+
+    Args:
+        size: Of the last dimension.
+        eps: For other norms; there is no division here.
+        alpha: Initial value of the learned scale inside the tanh.
+    """
+
+    def __init__(self, size: int, *, eps: float, alpha: float = 0.5) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor([alpha]))
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, size) -> (…, size)."""
+        return torch.addcmul(self.bias, torch.tanh(self.alpha * x), self.weight)
 
 
 def build_head_norm(config: ModelConfig) -> nn.Module:

@@ -50,6 +50,11 @@ class BuiltIn(NamedTuple):
     has_mup: bool = False
 
 
+def is_positive(value: Any, most: float = 1e30) -> bool:
+    """Whether it is a number above 0 that torch can hold."""
+    return is_number(value) and 0 < value <= most
+
+
 def _whole(default: Any, least: int, most: int = 2**40) -> Option:
     return Option(default, lambda value: type(value) is int and least <= value <= most, f"a whole number from {least}")
 
@@ -62,7 +67,11 @@ def _or_null(option: Option) -> Option:
     return Option(None, lambda value: value is None or option.fits(value), f"null or {option.expected}")
 
 
-_SOFTCAP = {"softcap": Option(None, lambda value: value is None or is_positive(value), "null or a number above 0")}
+def _above_0(default: float | None) -> Option:
+    return Option(default, is_positive, "a number above 0")
+
+
+_SOFTCAP = {"softcap": _or_null(_above_0(None))}
 _LOSS = {
     "z_loss": _number(0.0),
     "label_smoothing": Option(0.0, lambda value: is_number(value) and 0 <= value < 1, "a number from 0 to below 1"),
@@ -90,6 +99,7 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
     "norm": {
         "rmsnorm": BuiltIn("norm.RMSNorm", has_mup=True),
         "layernorm": BuiltIn("norm.LayerNorm", has_mup=True),
+        "dynamic_tanh": BuiltIn("norm.DynamicTanh", {"alpha": _above_0(0.5)}),
     },
     "position": {
         "rope": BuiltIn("position.RotaryPositions", has_mup=True),
@@ -193,8 +203,3 @@ def _size(value: Any, depth: int) -> float:
         return math.inf
     inner = value.values() if isinstance(value, dict) else value
     return 1 + sum(_size(each, depth - 1) for each in inner)
-
-
-def is_positive(value: Any, most: float = 1e30) -> bool:
-    """Whether it is a number above 0 that torch can hold."""
-    return is_number(value) and 0 < value <= most

@@ -15,10 +15,11 @@ from lightning_llm.accounting import parameters_by_part, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.generation import generate
 from lightning_llm.interop import export_model
+from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.model import mlp, norm
 from lightning_llm.model.block import PostNormBlock
 from lightning_llm.model.mlp import SwiGLU
-from lightning_llm.model.parts import BUILT_IN, BuiltIn
+from lightning_llm.model.parts import BUILT_IN, BuiltIn, name_of
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim import AdamW, param_groups
 from lightning_llm.training.distributed import build_sharded
@@ -46,6 +47,7 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
     "swiglu": ({"mlp": "swiglu"}, 0.05),
     "geglu": ({"mlp": "geglu"}, 0.05),
     "gelu": ({"mlp": "gelu"}, 0.05),
+    "gelu_tanh": ({"mlp": "gelu_tanh"}, 0.05),
     "relu": ({"mlp": "relu"}, 0.05),
     "relu2": ({"mlp": "relu2"}, 0.05),
     "experts": ({"mlp": EXPERTS}, 0.05),
@@ -55,6 +57,7 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
     "window and softcap": ({"attention": with_arguments("sliding_window", window=5, softcap=2.0)}, 0.05),
     "qk-norm": ({"qk_norm": True}, 0.05),
     "layernorm": ({"norm": "layernorm"}, 0.05),
+    "dynamic tanh": ({"norm": with_arguments("dynamic_tanh", alpha=0.7)}, 0.05),
     "post": ({"block": "post"}, 0.05),
     "sandwich": ({"block": "sandwich"}, 0.05),
     "no positions": ({"position": "none"}, 0.05),
@@ -75,6 +78,14 @@ EXAMPLE_PARTS = {
     "multi-token prediction": ({"loss": "multi_token.MultiToken"}, 0.06),  # measured: 5.4 % above in bf16
 }
 ALL = {**PARTS, **EXAMPLE_PARTS}
+EXPORTED = {
+    "attention": {"full"},
+    "mlp": BUILT_IN["mlp"].keys() - {"mixture_of_experts"},
+    "norm": {"rmsnorm", "layernorm"},
+    "position": {"rope", "learned"},
+    "block": {"pre"},
+    "loss": {"cross_entropy"},
+}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:attention .* has no cache"),
@@ -118,6 +129,11 @@ def train(model, optimizer, steps):
     return losses
 
 
+def test_every_built_in_part_is_among_them():
+    tested = {(kind, name_of(getattr(config_of(name), kind))) for name in PARTS for kind in BUILT_IN}
+    assert tested == {(kind, name) for kind, names in BUILT_IN.items() for name in names}
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_it_trains_and_resumes_to_the_same_bits(name):
     whole = made(name)
@@ -143,6 +159,19 @@ def test_generation_equals_the_full_forward_pass(name):
     for prompt, row in zip(prompts, generate(model, prompts, max_new_tokens=9, temperature=0), strict=True):
         for end in range(len(prompt), len(row)):
             assert row[end] == model.logits(model(torch.tensor([row[:end]]))[0, -1]).argmax()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_no_hugging_face_class_has_is_refused_by_name(name):
+    config = config_of(name)
+    names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
+    if all(part in EXPORTED[kind] for kind, part in names.items()):
+        return
+    with pytest.raises(ValueError, match="no Hugging Face class computes what this model does: ") as refusal:
+        mapping_for(config)
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert all(part in message for kind, part in names.items() if part not in EXPORTED[kind])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -257,15 +286,15 @@ def test_a_class_of_ours_is_its_short_name_with_its_checks():
 # ---- a part that is added to the table
 
 
-class DynamicTanh(nn.Module):
-    """Zhu et al. 2025, "Transformers without Normalization"."""
+class Softsign(nn.Module):
+    """Keeps values between -1 and 1 without statistics."""
 
     def __init__(self, size, *, eps):
         super().__init__()
-        self.alpha, self.weight = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x):
-        return torch.tanh(self.alpha * x) * self.weight
+        return F.softsign(x) * self.weight
 
 
 class RandomGate(SwiGLU):
@@ -281,11 +310,11 @@ class RandomGate(SwiGLU):
 
 @pytest.mark.parametrize(
     ("kind", "new"),
-    [("norm", BuiltIn("norm.DynamicTanh")), ("mlp", BuiltIn("mlp.RandomGate", is_gated=True))],
+    [("norm", BuiltIn("norm.Softsign")), ("mlp", BuiltIn("mlp.RandomGate", is_gated=True))],
     ids=["norm", "mlp"],
 )
 def test_a_new_part_costs_its_class_and_a_line_of_the_table(kind, new, tiny, tmp_path, monkeypatch):
-    made_of = {"norm": DynamicTanh, "mlp": RandomGate}[kind]
+    made_of = {"norm": Softsign, "mlp": RandomGate}[kind]
     monkeypatch.setattr({"norm": norm, "mlp": mlp}[kind], made_of.__name__, made_of, raising=False)
     monkeypatch.setitem(BUILT_IN[kind], "new", new)
     option = {f"model.architecture.{kind}": "new", "trainer.max_steps": 2, "trainer.val_check_interval": 2}
