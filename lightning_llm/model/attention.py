@@ -75,12 +75,16 @@ class CausalSelfAttention(nn.Module):
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (batch, heads, seq, head_dim), keys and values (batch, kv_heads, seq, head_dim), rotated."""
         query, key, value = (
-            proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
+            each.view(*each.shape[:-1], -1, self.head_dim) for each in self.projections(x, context)
         )  # (batch, seq, heads, head_dim)
         query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (batch, heads, seq, head_dim)
         query, key = context.rotate(query, key)
         return query, key, value
+
+    def projections(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, each (batch, seq, width), before their norms and the rotation."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def output(self, mixed: Tensor, x: Tensor) -> Tensor:
         """(batch, seq, heads × head_dim) -> (batch, seq, hidden); ``x`` is what :meth:`forward` got."""

@@ -82,14 +82,15 @@ class ModelConfig:
         num_key_value_heads: Number of key and value heads (Ainslie et al. 2023, "GQA"). ``None``: as many as queries.
         head_dim: Width of a head. ``None``: ``hidden_size / num_attention_heads``.
         max_position_embeddings: The longest context, in tokens.
-        attention: ``full``, ``sliding_window``, or a class.
+        attention: ``full``, ``sliding_window``, ``gated``, ``value_residual``, ``canon``, or a
+            class.
         block: How attention and MLP are joined: ``pre`` (norms before them), ``post``, ``sandwich``, or a class.
         loss: ``cross_entropy``, which takes ``z_loss`` and ``label_smoothing``, or a class. The validation loss is
             always the plain cross-entropy.
         norm: ``rmsnorm`` (Zhang and Sennrich 2019), ``layernorm``, ``dynamic_tanh``, or a class.
         rms_norm_eps: Added to the mean square, or to the variance for ``layernorm``.
-        position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position), ``none``, or a
-            class.
+        position: ``rope`` (Su et al. 2021, rotate-half form), ``learned`` (an embedding per position), ``alibi`` (a
+            bias of the scores), ``none``, or a class.
         rope_theta: Base of the rotary frequencies.
         partial_rotary_factor: The share of each head that ``rope`` rotates: its first dimensions.
         rope_scaling: How RoPE was extended beyond the context of pre-training, or ``None``:

@@ -15,7 +15,7 @@ from lightning_llm.model.config import ModelConfig
 
 
 class KVCache:
-    """Preallocated keys and values, (batch, kv_heads, max_length, head_dim) for each layer.
+    """Keys and values, (batch, kv_heads, max_length, head_dim) for each layer, allocated whole when first written.
 
     It is for decoding: no gradient flows through what it holds.
 
@@ -28,23 +28,18 @@ class KVCache:
 
     Attributes:
         lengths: Number of positions that are filled, of each row.
+        max_length: Most tokens it can hold.
+        dtype: Of keys and values.
     """
 
     def __init__(
         self, config: ModelConfig, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        assert config.head_dim is not None
-        assert config.num_key_value_heads is not None
-        shape = (config.num_hidden_layers, 2, batch_size, config.num_key_value_heads, max_length, config.head_dim)
-        # zeros: masked positions have weight 0, and 0 times uninitialized memory may be NaN
-        self._store = torch.zeros(shape, device=device, dtype=dtype)
+        self.max_length, self.dtype, self._device, self._batch_size = max_length, dtype, device, batch_size
+        self._stores: list[dict[str, Tensor]] = [{} for _ in range(config.num_hidden_layers)]
+        self._rows: slice | None = None  # of the stores, those that this cache has; all
         self.lengths = [0] * batch_size
         self._ends: tuple[Tensor, Tensor] | None = None  # rows, and where each ends, on the device
-
-    @property
-    def max_length(self) -> int:
-        """Most tokens it can hold."""
-        return self._store.shape[-2]
 
     @property
     def length(self) -> int:
@@ -56,14 +51,9 @@ class KVCache:
         """Whether all rows are of one length."""
         return min(self.lengths) == max(self.lengths)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of keys and values."""
-        return self._store.dtype
-
     def positions(self, new: int) -> Tensor:
         """Positions of the next tokens: (new,) where all rows are of one length, else (batch, new)."""
-        steps = torch.arange(new, device=self._store.device)
+        steps = torch.arange(new, device=self._device)
         return steps + self.length if self.is_even else self._places()[1][:, None] + steps
 
     def mask(self, new: int) -> Tensor | None:
@@ -82,7 +72,7 @@ class KVCache:
             return None
         if new != 1:
             raise ValueError(f"rows of unequal length take one new position at a time, got {new}")
-        places = torch.arange(self.length + 1, device=self._store.device)
+        places = torch.arange(self.length + 1, device=self._device)
         return (places <= self._places()[1][:, None])[:, None, None]
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,19 +91,38 @@ class KVCache:
         Raises:
             ValueError: There is no room for the new positions.
         """
+        return self.extend(layer, "key", key), self.extend(layer, "value", value)
+
+    def extend(self, layer: int, name: str, new: Tensor) -> Tensor:
+        """As :meth:`append`, for anything that a layer needs of earlier positions.
+
+        Args:
+            layer: Index of the block.
+            name: Of the tensor, inside its layer.
+            new: (batch, heads, new, width): of any heads and width, the same ones at each call.
+
+        Returns:
+            (batch, heads, length + new, width).
+
+        Raises:
+            ValueError: There is no room for the new positions.
+        """
         start = self.length
-        end = start + key.shape[-2]
+        end = start + new.shape[-2]
         if end > self.max_length:
             raise ValueError(f"the cache holds {self.max_length} positions, asked to hold {end}")
-        keys, values = self._store[layer, 0], self._store[layer, 1]
-        is_even = self.is_even
-        for old, new in ((keys, key.detach()), (values, value.detach())):
-            if is_even:
-                old[:, :, start:end] = new
-            else:
-                rows, ends = self._places()
-                old[rows, :, ends] = new[:, :, 0].to(old.dtype)
-        return keys[:, :, :end], values[:, :, :end]
+        stores = self._stores[layer]
+        if name not in stores:
+            shape = self._batch_size, new.shape[1], self.max_length, new.shape[-1]
+            # zeros: masked positions have weight 0, and 0 times uninitialized memory may be NaN
+            stores[name] = torch.zeros(shape, device=self._device, dtype=self.dtype)
+        store = stores[name] if self._rows is None else stores[name][self._rows]
+        if self.is_even:
+            store[:, :, start:end] = new.detach()
+        else:
+            rows, ends = self._places()
+            store[rows, :, ends] = new.detach()[:, :, 0].to(self.dtype)
+        return store[:, :, :end]
 
     def advance(self, new: int) -> None:
         """Count ``new`` positions of every row as filled."""
@@ -129,12 +138,12 @@ class KVCache:
     def row(self, index: int) -> "KVCache":
         """An empty cache of one row that shares this one's memory, and has a length of its own."""
         part = copy(self)
-        part._store = self._store[:, :, index : index + 1]
+        part._rows = slice(index, index + 1)
         part.set_lengths([0])
         return part
 
     def _places(self) -> tuple[Tensor, Tensor]:
         if self._ends is None:
-            rows, ends = torch.tensor([range(len(self.lengths)), self.lengths], device=self._store.device)
+            rows, ends = torch.tensor([range(len(self.lengths)), self.lengths], device=self._device)
             self._ends = rows, ends
         return self._ends

@@ -82,12 +82,18 @@ _EXPERTS = {
     "load_balancing": _number(0.01),
     "z_loss": _number(0.001),
 }
+_GATE = Option("element", ("element", "head").__contains__, "element or head")
+_SHARE = Option(0.5, lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
+_PLACES = Option("AB", ("A", "B", "AB").__contains__, "A, B or AB")
 _WINDOW = {"window": _whole(REQUIRED, 1), "every": _or_null(_whole(None, 2)), **_SOFTCAP}
 # Every built-in part. A new one is its class and a line here.
 BUILT_IN: dict[str, dict[str, BuiltIn]] = {
     "attention": {
         "full": BuiltIn("attention.CausalSelfAttention", _SOFTCAP, has_mup=True),
         "sliding_window": BuiltIn("attention.SlidingWindowAttention", _WINDOW, has_mup=True),
+        "canon": BuiltIn("attentions.canon.CanonAttention", {"places": _PLACES, "width": _whole(4, 2, 64), **_SOFTCAP}),
+        "gated": BuiltIn("attentions.gated.GatedAttention", {"per": _GATE, **_SOFTCAP}),
+        "value_residual": BuiltIn("attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}),
     },
     "mlp": {
         "swiglu": BuiltIn("mlp.build_swiglu", is_gated=True, has_mup=True),
@@ -105,6 +111,7 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "rope": BuiltIn("position.RotaryPositions", has_mup=True),
         "learned": BuiltIn("position.LearnedPositions", has_mup=True),
         "none": BuiltIn("position.Position", has_mup=True),
+        "alibi": BuiltIn("position.LinearBiases"),
     },
     "block": {
         "pre": BuiltIn("block.Block", has_mup=True),

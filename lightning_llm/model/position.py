@@ -1,4 +1,4 @@
-"""How a model knows the order of its tokens: rotary, learned and no positions, and the base class of all.
+"""How a model knows the order of its tokens: rotary, learned, biased and no positions, and the base class of all.
 
 The rotation is that of Su et al. 2021, "RoFormer", section 3.2.2, in the rotate-half form of Llama. It may be limited
 to the first dimensions of each head (Black et al. 2022, "GPT-NeoX-20B", section 2.1.1), and be stretched for longer
@@ -90,6 +90,25 @@ class RotaryPositions(Position):
     def rotate(self, query: Tensor, key: Tensor, state: Rotation) -> tuple[Tensor, Tensor]:
         """The first dimensions of each head rotated, see :func:`rotate`."""
         return rotate(query, state), rotate(key, state)
+
+
+class LinearBiases(Position):
+    """ALiBi: each head lowers a score by its slope times the distance of query and key (Press et al. 2021).
+
+    "Train Short, Test Long", arXiv:2108.12409, section 3: nothing is embedded or rotated, and the slopes are not
+    learned. With n heads they are ``2^(-8/n)`` and its powers, for any n.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        heads = config.num_attention_heads
+        slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+        self.register_buffer("slopes", slopes[:, None, None], persistent=False)
+        self.slopes: Tensor
+
+    def score_bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        distance = query_positions[..., :, None] - key_positions[..., None, :]
+        return -self.slopes * distance.unsqueeze(-3)
 
 
 def rotation(

@@ -82,7 +82,7 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
 
     with torch.device("meta"):
         part = _built(kind, whole, min(1, layers - 1))
-        different = range(layers) if kind in whole.custom_parts else ()  # a built-in part has as many in each layer
+        different = range(layers) if kind == "attention" or kind in whole.custom_parts else ()
         more = sum(_elements(_built(kind, whole, layer)) - _elements(part) for layer in different)
     return MeasuredPart(
         parameters=_elements(part),

@@ -23,7 +23,7 @@ ARCHITECTURE = [
     ("max_position_embeddings", 8, "max_position_embeddings 8"),
     ("norm", "batchnorm", "batchnorm"),
     ("rms_norm_eps", 0, "rms_norm_eps must be above 0"),
-    ("position", "alibi", "alibi"),
+    ("position", "sinusoids", "sinusoids"),
     ("rope_theta", -1, "rope_theta must be above 0"),
     ("mlp", "swigloo", "mlp 'swigloo' is unknown"),
     ("checkpoint_level", 7, "checkpoint_level must be one of"),

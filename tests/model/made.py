@@ -1,9 +1,11 @@
 """Parts for tests of single parts: built-in ones in float64 with large weights, and custom ones."""
 
+import math
+
 import torch
 from torch import nn
 
-from lightning_llm import ModelConfig
+from lightning_llm import ModelConfig, Transformer
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
 from lightning_llm.model.context import Context, Shared
@@ -35,6 +37,41 @@ def built(kind, **options):
 def context_of(seq, **options):
     positions, position = torch.arange(seq), Position(config())
     return Context(positions, position, Shared(), **options)
+
+
+def attention_run(documents=None, seq=20, **options):
+    """The last attention of a model with large weights in float64, its input and its output."""
+    model = Transformer(config(**options), seed=0).double()
+    attention, seen = model.layers[-1].self_attn, []
+    attention.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
+    for layer in model.layers:
+        for parameter in layer.self_attn.parameters():
+            nn.init.normal_(parameter, std=0.5)
+    ids = torch.randint(61, (2, seq) if documents is None else documents.shape)
+    model(ids, documents=documents)
+    ((x, out),) = seen
+    return attention, x, out
+
+
+def written_out(attention, x, *, window=None, softcap=None, bias=0.0, documents=None, heads=None, value=None, gate=1.0):
+    """Attention as its formula says, in full; ``heads``, or ``value`` alone, instead of its own."""
+    query, key, own = heads or (
+        proj(x).unflatten(-1, (-1, 10)).transpose(1, 2)
+        for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    value = own if value is None else value
+    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
+    scores = query @ key.mT / math.sqrt(10)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores, place = scores + bias, torch.arange(x.shape[1])
+    seen = place[None] <= place[:, None]
+    if window is not None:
+        seen = seen & (place[:, None] - place[None] < window)
+    if documents is not None:
+        seen = seen & (documents[:, None, None] == documents[:, None, :, None])
+    mixed = scores.masked_fill(~seen, -math.inf).softmax(-1) @ value
+    return attention.o_proj(mixed.transpose(1, 2).flatten(2) * gate)
 
 
 class Distance(Position):

@@ -1,16 +1,13 @@
 """Attention against its formula, written out in float64; decoding; memory."""
 
-import math
-
 import pytest
 import torch
-from torch import nn
 
 from lightning_llm import Transformer
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.ops import sizes
-from tests.model.made import built, config, context_of, with_arguments
+from tests.model.made import attention_run, built, config, context_of, with_arguments, written_out
 
 
 @pytest.fixture(params=[128, 7], ids=["one block", "blocks of 7"])
@@ -18,39 +15,13 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(sizes, "ATTENTION_ROWS", request.param)
 
 
-def written_out(attention, x, *, window=None, softcap=None, documents=None):
-    query, key, value = (
-        proj(x).unflatten(-1, (-1, 10)).transpose(1, 2)
-        for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
-    scores = query @ key.mT / math.sqrt(10)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    place = torch.arange(x.shape[1])
-    seen = place[None] <= place[:, None]
-    if window is not None:
-        seen = seen & (place[:, None] - place[None] < window)
-    if documents is not None:
-        seen = seen & (documents[:, None, None] == documents[:, None, :, None])
-    mixed = scores.masked_fill(~seen, -math.inf).softmax(-1) @ value
-    return attention.o_proj(mixed.transpose(1, 2).flatten(2))
-
-
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("options", [{"window": 5}, {"softcap": 0.7}, {"window": 5, "softcap": 0.7}, {"window": 99}])
 @pytest.mark.parametrize("has_documents", [False, True])
 def test_attention_is_its_formula(options, has_documents):
     name = "sliding_window" if "window" in options else "full"
-    model = Transformer(config(attention=with_arguments(name, **options), position="none"), seed=0).double()
-    attention = model.layers[0].self_attn
-    seen = []
-    attention.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
-    for parameter in attention.parameters():
-        nn.init.normal_(parameter, std=0.5)
     documents = torch.tensor([[0] * 9 + [1] * 11, [2] * 20]) if has_documents else None
-    model(torch.randint(61, (2, 20)), documents=documents)
-    ((x, got),) = seen
+    attention, x, got = attention_run(documents, attention=with_arguments(name, **options), position="none")
     expected = written_out(attention, x, documents=documents, **options)
     torch.testing.assert_close(got, expected)
     weight, inputs = torch.randn_like(got), list(attention.parameters())

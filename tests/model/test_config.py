@@ -27,7 +27,7 @@ def loss(**options):
         ({"num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": 4}, "6 is not a multiple of .* 4"),
         ({"mlp": "swigloo"}, "mlp 'swigloo' is unknown: choose one of swiglu, memory_optimized_swiglu"),
         ({"norm": "batchnorm"}, "norm 'batchnorm' is unknown: choose one of rmsnorm, layernorm"),
-        ({"position": "alibi"}, "position 'alibi' is unknown"),
+        ({"position": "sinusoids"}, "position 'sinusoids' is unknown"),
         ({"checkpoint_level": 7, "mlp": "memory_optimized_swiglu"}, "checkpoint_level must be one of .* got 7"),
         ({"checkpoint_level": 1, "mlp": "swiglu"}, "checkpoint_level 1 needs mlp 'memory_optimized_swiglu'"),
         (

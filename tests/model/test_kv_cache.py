@@ -16,8 +16,14 @@ def cache_of(rows, room=20):
     return KVCache(CONFIG, rows, room, torch.device("cpu"), torch.float64)
 
 
+def held(cache):
+    return [store for stores in cache._stores for store in stores.values()]
+
+
 def test_it_holds_the_key_and_value_heads_and_nothing_else():
-    assert cache_of(4)._store.numel() == 3 * 2 * 4 * 2 * 20 * 8
+    cache = cache_of(4)
+    Transformer(CONFIG).double()(torch.zeros(4, 3, dtype=torch.long), cache=cache)
+    assert sum(store.numel() for store in held(cache)) == 3 * 2 * 4 * 2 * 20 * 8
 
 
 @pytest.mark.parametrize("position", ["rope", "learned", "none"])
@@ -53,7 +59,16 @@ def test_a_row_shares_the_memory_and_counts_for_itself():
     row.append(0, torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8))
     row.advance(3)
     assert (row.lengths, cache.lengths) == ([3], [0, 0])
-    assert cache._store[0, :, 1].sum() == cache._store.sum() == 2 * 2 * 3 * 8
+    assert [store[1].sum() for store in held(cache)] == [store.sum() for store in held(cache)] == 2 * [2 * 3 * 8]
+
+
+def test_a_layer_may_hold_anything_by_name():
+    cache = cache_of(2)
+    cache.extend(1, "latent", torch.full((2, 1, 4, 3), 5.0))
+    cache.set_lengths([4, 1])
+    latents = cache.extend(1, "latent", torch.full((2, 1, 1, 3), 6.0))
+    assert latents[:, 0, :, 0].tolist() == [[5, 5, 5, 5, 6], [5, 6, 5, 5, 0]]
+    assert [store.shape for store in held(cache)] == [(2, 1, 20, 3)]
 
 
 def test_what_does_not_fit_is_refused():

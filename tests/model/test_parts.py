@@ -55,6 +55,10 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
     "window and full": ({"attention": with_arguments("sliding_window", window=5, every=2)}, 0.05),
     "softcap": ({"attention": with_arguments("full", softcap=2.0)}, 0.05),
     "window and softcap": ({"attention": with_arguments("sliding_window", window=5, softcap=2.0)}, 0.05),
+    "gated attention": ({"attention": "gated"}, 0.05),
+    "a gate per head": ({"attention": with_arguments("gated", per="head")}, 0.05),
+    "value residual": ({"attention": with_arguments("value_residual", share=0.3)}, 0.05),
+    "canon": ({"attention": "canon"}, 0.05),
     "qk-norm": ({"qk_norm": True}, 0.05),
     "layernorm": ({"norm": "layernorm"}, 0.05),
     "dynamic tanh": ({"norm": with_arguments("dynamic_tanh", alpha=0.7)}, 0.05),
@@ -62,14 +66,12 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
     "sandwich": ({"block": "sandwich"}, 0.05),
     "no positions": ({"position": "none"}, 0.05),
     "learned positions": ({"position": "learned"}, 0.05),
+    "alibi": ({"position": "alibi"}, 0.05),
     "partial rope": ({"partial_rotary_factor": 0.5}, 0.05),
     "z-loss and smoothing": ({"loss": with_arguments("cross_entropy", z_loss=0.01, label_smoothing=0.1)}, 0.05),
     "yarn": ({"rope_scaling": YARN}, 0.05),
 }
 EXAMPLE_PARTS = {
-    "alibi": ({"position": "alibi.ALiBi"}, 0.05),
-    "gated attention": ({"attention": "gated_attention.GatedAttention"}, 0.05),
-    "value residual": ({"attention": with_arguments("value_residual.ValueResidual", share=0.3)}, 0.05),
     "layer scale": ({"block": with_arguments("layer_scale.LayerScale", initial=0.5)}, 0.05),
     "latent attention": (
         {"attention": with_arguments("latent_attention.LatentAttention", rank=12), "partial_rotary_factor": 0.5},

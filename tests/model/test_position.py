@@ -7,7 +7,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.model.position import rotate, rotation
-from tests.model.made import YARN, config
+from tests.model.made import YARN, attention_run, config, written_out
 
 
 def test_a_part_of_each_head_is_rotated():
@@ -18,6 +18,14 @@ def test_a_part_of_each_head_is_rotated():
     assert torch.equal(got[..., 6:], x[..., 6:])
     model = Transformer(config(partial_rotary_factor=0.6))
     assert model.embed_positions.prepare(torch.arange(9), torch.float32)[0].shape == (9, 3)
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 5 + [1] * 8])], ids=["one", "documents"])
+def test_alibi_is_its_formula(documents):
+    attention, x, got = attention_run(documents, position="alibi")
+    place = torch.arange(x.shape[1])
+    bias = torch.stack([-(2.0 ** (-2 * head)) * (place[:, None] - place) for head in (1, 2, 3, 4)])
+    torch.testing.assert_close(got, written_out(attention, x, bias=bias, documents=documents))
 
 
 @pytest.mark.parametrize(
