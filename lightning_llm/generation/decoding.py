@@ -213,6 +213,7 @@ class Decoder:
         kind, dtype = self._device.type, model.embed_tokens.weight.dtype
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         self._cache = KVCache(model.config, len(lengths), room, self._device, dtype)
+        self._cache.expect(lengths)
         logits = self._read_contexts(cache=self._cache)
         self._cache.set_lengths(lengths)
         packs = self._max_new_tokens >= FEWEST_STEPS and can_pack(model)

@@ -82,8 +82,8 @@ class ModelConfig:
         num_key_value_heads: Number of key and value heads (Ainslie et al. 2023, "GQA"). ``None``: as many as queries.
         head_dim: Width of a head. ``None``: ``hidden_size / num_attention_heads``.
         max_position_embeddings: The longest context, in tokens.
-        attention: ``full``, ``sliding_window``, ``gated``, ``value_residual``, ``canon``, or a
-            class.
+        attention: ``full``, ``sliding_window``, ``gated``, ``value_residual``, ``canon``,
+            ``latent``, ``gated_delta_net``, or a class.
         block: How attention and MLP are joined: ``pre`` (norms before them), ``post``, ``sandwich``, or a class.
         loss: ``cross_entropy``, which takes ``z_loss`` and ``label_smoothing``, or a class. The validation loss is
             always the plain cross-entropy.
@@ -264,12 +264,33 @@ class ModelConfig:
                 "dimensions of a head: it must be an even number of them, at least 2"
             )
 
+    def _own_heads_faults(self) -> Iterator[str]:
+        """What an attention that makes its keys in its own way cannot have."""
+        name, heads, position = name_of(self.attention), self.num_attention_heads, name_of(self.position)
+        if self.qk_norm:
+            yield f"attention {name!r} has a norm of its own: qk_norm must be false"
+        if self.num_key_value_heads != heads:
+            yield (
+                f"attention {name!r} has keys for each of the {heads} query heads: num_key_value_heads must be null or "
+                f"{heads}, got {self.num_key_value_heads}"
+            )
+        if name == "gated_delta_net" and position not in ("learned", "none"):
+            yield f"attention {name!r} needs position 'learned' or 'none', got {position!r}"
+        is_partial = position == "rope" and self.partial_rotary_factor < 1
+        if name == "latent" and not is_partial and position not in ("learned", "alibi", "none"):
+            yield (
+                f"attention {name!r} needs position 'rope' with partial_rotary_factor below 1, or position 'learned', "
+                f"'alibi' or 'none', got {position!r} with {self.partial_rotary_factor}"
+            )
+
     def _option_faults(self) -> Iterator[str]:
         faults = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
         yield from (fault for of_kind in faults.values() for fault in of_kind)
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
         if experts is not None and not faults["mlp"] and chosen > experts:
             yield f"mlp.top_k {chosen} must be at most mlp.num_experts {experts}"
+        if name_of(self.attention) in ("latent", "gated_delta_net"):
+            yield from self._own_heads_faults()
         yield from self._level_faults()
         if self.rope_scaling is not None:
             yield from scaling_problems(self.rope_scaling)

@@ -38,6 +38,7 @@ class KVCache:
         self.max_length, self.dtype, self._device, self._batch_size = max_length, dtype, device, batch_size
         self._stores: list[dict[str, Tensor]] = [{} for _ in range(config.num_hidden_layers)]
         self._rows: slice | None = None  # of the stores, those that this cache has; all
+        self._expected: list[int] | None = None
         self.lengths = [0] * batch_size
         self._ends: tuple[Tensor, Tensor] | None = None  # rows, and where each ends, on the device
 
@@ -124,8 +125,40 @@ class KVCache:
             store[rows, :, ends] = new.detach()[:, :, 0].to(self.dtype)
         return store[:, :, :end]
 
+    def state(self, layer: int, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """What a layer carries from one call to the next, whatever the length: (batch, …), to be written in place.
+
+        It is zero where a row is empty, and cannot go back: :meth:`set_lengths` of fewer positions does not change it.
+
+        Args:
+            layer: Index of the block.
+            name: Of the tensor, inside its layer.
+            shape: Without the batch.
+            dtype: Of the tensor.
+        """
+        stores = self._stores[layer]
+        if name not in stores:
+            stores[name] = torch.zeros(self._batch_size, *shape, device=self._device, dtype=dtype)
+        state = stores[name] if self._rows is None else stores[name][self._rows]
+        for row, length in enumerate(self.lengths):
+            if not length:
+                state[row].zero_()
+        return state
+
+    def expect(self, lengths: Sequence[int]) -> None:
+        """Set how many of the next positions each row has, up to :meth:`advance`; the rest of them is padding."""
+        self._expected = list(lengths)
+
+    def own(self, new: int) -> Tensor | None:
+        """Which of the next ``new`` positions are no padding: (batch, new), bool; ``None``: all."""
+        if self._expected is None or min(self._expected) == new:
+            return None
+        lengths = torch.tensor(self._expected, device=self._device)
+        return torch.arange(new, device=self._device) < lengths[:, None]
+
     def advance(self, new: int) -> None:
         """Count ``new`` positions of every row as filled."""
+        self._expected = None
         self.lengths = [length + new for length in self.lengths]
         if self._ends is not None:  # not copied again, for which the host would wait
             rows, ends = self._ends

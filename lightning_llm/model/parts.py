@@ -93,6 +93,8 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "sliding_window": BuiltIn("attention.SlidingWindowAttention", _WINDOW, has_mup=True),
         "canon": BuiltIn("attentions.canon.CanonAttention", {"places": _PLACES, "width": _whole(4, 2, 64), **_SOFTCAP}),
         "gated": BuiltIn("attentions.gated.GatedAttention", {"per": _GATE, **_SOFTCAP}),
+        "gated_delta_net": BuiltIn("attentions.gated_delta_net.GatedDeltaNet"),
+        "latent": BuiltIn("attentions.latent.LatentAttention", {"rank": _or_null(_whole(None, 1, 2**20))}),
         "value_residual": BuiltIn("attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}),
     },
     "mlp": {

@@ -58,7 +58,7 @@ def test_pairs_cut_the_looks():
 def test_the_first_metric_decides():
     found = experiment_of({**BASE, "metrics": ["recall_loss", "val_loss", "other_loss"]}, "f", "f")
     assert (found.metric, found.secondary) == ("recall_loss", ["val_loss", "other_loss"])
-    assert experiment_of(BASE, "f", "f").held["secondary"] == []
+    assert experiment_of(BASE, "f", "f").plan_fields["secondary"] == []
     assert Experiment.in_plan(found.held, "f").held == found.held
     before = {name: value for name, value in found.held.items() if name != "secondary"}
     assert Experiment.in_plan(before, "f").secondary == []

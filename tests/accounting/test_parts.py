@@ -20,6 +20,7 @@ from tests.training.test_measured_parts import NewMLP, NewNorm
 SIZES = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
 STEP = {"rows": 3, "context_length": 200, "precision": "32-true"}
 ARGUMENTS = {"window": 48}  # of parts that need them
+WITH = {"latent": {"partial_rotary_factor": 0.5}, "gated_delta_net": {"position": "none"}}  # what else a part needs
 
 
 NEW = {"mlp": (mlp, NewMLP), "norm": (norm, NewNorm)}
@@ -67,7 +68,7 @@ def test_every_built_in_part_has_the_parameters_and_the_peak_of_the_built_model(
     for name, part in BUILT_IN[kind].items():
         given = {option: ARGUMENTS[option] for option, told in part.options.items() if told.default is REQUIRED}
         value = {"class_path": name, "init_args": given} if given else name
-        config = ModelConfig(**SIZES, **{kind: value})
+        config = ModelConfig(**SIZES, **WITH.get(name, {}), **{kind: value})
         measured = measure_parts(config, "32-true", STEP["context_length"])
         model = Transformer(config)
         assert sum(parameters_by_part(config, measured).values()) == sum(p.numel() for p in model.parameters()), name

@@ -12,7 +12,18 @@ from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.training.run_config import read_config
 
-EXAMPLES = str(Path(__file__).parents[2] / "examples" / "parts")
+RUNNING_MEAN = """
+from torch import nn
+
+
+class RunningMean(nn.Module):
+    def __init__(self, config, *, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x, context):
+        return self.scale * x.cumsum(dim=1) / (context.positions + 1)[..., None].to(x.dtype)
+"""
 EXPERTS = {"class_path": "mixture_of_experts", "init_args": {"num_experts": 4, "top_k": 2}}
 WINDOW = {"class_path": "sliding_window", "init_args": {"window": 8, "every": 2}}
 ARCHITECTURE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -60,18 +71,19 @@ def test_an_argument_that_a_part_lacks_is_named(tiny, error_line):
 
 
 def test_code_of_any_part_is_trusted_only_when_told(tiny, monkeypatch, capsys, tmp_path, recwarn):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    latent = {"class_path": "latent_attention.LatentAttention", "init_args": {"rank": 4}}
-    options = {"model.architecture.attention": json.dumps(latent), "model.architecture.partial_rotary_factor": 0.5}
+    (tmp_path / "running_mean.py").write_text(RUNNING_MEAN)
+    monkeypatch.syspath_prepend(tmp_path)
+    mean = {"class_path": "running_mean.RunningMean", "init_args": {"scale": 2.0}}
+    options = {"model.architecture.attention": json.dumps(mean)}
     run = tiny("fit", **{**options, "trainer.max_steps": 1}).trainer.log_dir
     capsys.readouterr()
     for words in (["generate", run, "--prompt", "a"], ["estimate", "--config", f"{run}/config.yaml"]):
         assert main(words) == 2
         error = capsys.readouterr().err
-        assert "names code from outside lightning_llm: latent_attention.LatentAttention; nothing was imported" in error
+        assert "names code from outside lightning_llm: running_mean.RunningMean; nothing was imported" in error
         assert main([*words, "--trust-code", *(["--max-new-tokens", "2"] if words[0] == "generate" else [])]) == 0
-    assert "attention latent_attention.LatentAttention was measured" in capsys.readouterr().out
-    assert any("LatentAttention has no cache" in str(warning.message) for warning in recwarn)
+    assert "attention running_mean.RunningMean was measured" in capsys.readouterr().out
+    assert any("RunningMean has no cache" in str(warning.message) for warning in recwarn)
     assert main(["export", run, "out", "--trust-code"]) == 2
     assert "cannot have attention" in capsys.readouterr().err
 

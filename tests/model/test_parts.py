@@ -59,6 +59,15 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
     "a gate per head": ({"attention": with_arguments("gated", per="head")}, 0.05),
     "value residual": ({"attention": with_arguments("value_residual", share=0.3)}, 0.05),
     "canon": ({"attention": "canon"}, 0.05),
+    "gated DeltaNet": ({"attention": "gated_delta_net", "num_key_value_heads": 4, "position": "none"}, 0.05),
+    "latent attention": (
+        {
+            "attention": with_arguments("latent", rank=12),
+            "partial_rotary_factor": 0.5,
+            "num_key_value_heads": 4,
+        },
+        0.05,
+    ),
     "qk-norm": ({"qk_norm": True}, 0.05),
     "layernorm": ({"norm": "layernorm"}, 0.05),
     "dynamic tanh": ({"norm": with_arguments("dynamic_tanh", alpha=0.7)}, 0.05),
@@ -73,10 +82,6 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
 }
 EXAMPLE_PARTS = {
     "layer scale": ({"block": with_arguments("layer_scale.LayerScale", initial=0.5)}, 0.05),
-    "latent attention": (
-        {"attention": with_arguments("latent_attention.LatentAttention", rank=12), "partial_rotary_factor": 0.5},
-        0.05,
-    ),
     "multi-token prediction": ({"loss": "multi_token.MultiToken"}, 0.06),  # measured: 5.4 % above in bf16
 }
 ALL = {**PARTS, **EXAMPLE_PARTS}

@@ -18,7 +18,7 @@ from lightning_llm.model.context import Context
 class CausalConvolution(nn.Conv1d):
     """A convolution over positions, of each feature on its own, that sees none after its own or of another document.
 
-    In decoding, the cache holds its inputs. Only the last ``width - 1`` are used, but rows end at different places.
+    In decoding, the cache holds its last ``width - 1`` inputs.
 
     Args:
         channels: Number of features.
@@ -38,10 +38,11 @@ class CausalConvolution(nn.Conv1d):
         if context.cache is None:
             seen = F.pad(x, (0, 0, before, 0))  # (batch, before + seq, channels)
         else:
-            places = context.cache.positions(seq)[..., :1] + torch.arange(-before, seq, device=x.device)
-            inputs = context.cache.extend(self.layer, self.name, x[:, None])[:, 0]
+            state = context.cache.state(self.layer, self.name, (before, x.shape[-1]), x.dtype)
+            seen, own = torch.cat((state, x), dim=1), context.cache.own(seq)
+            ends = torch.full((1, 1), seq, device=x.device) if own is None else own.sum(dim=1, keepdim=True)
             rows = torch.arange(len(x), device=x.device)[:, None]
-            seen = (inputs[rows, places.clamp(min=0)] * (places >= 0)[..., None]).to(x.dtype)
+            state.copy_(seen.detach()[rows, ends + torch.arange(before, device=x.device)])
         out = weight[:, before] * x
         for back in range(1, before + 1):
             earlier = seen[:, before - back : before - back + seq]

@@ -41,6 +41,11 @@ def test_decoding_equals_the_full_forward_pass_in_pieces_and_for_rows_of_unequal
     whole, cache = model(ids), KVCache(model.config, 2, 15, torch.device("cpu"), torch.float64)
     pieces = [model(part, cache=cache) for part in (ids[:, :2], ids[:, 2:10], *ids[:, 10:].split(1, dim=1))]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
-    cache.set_lengths([1, 12])
-    new = torch.stack([ids[0, 1:2], ids[1, 12:13]])
-    torch.testing.assert_close(model(new, cache=cache)[:, 0], torch.stack([whole[0, 1], whole[1, 12]]))
+    cache = KVCache(model.config, 2, 15, torch.device("cpu"), torch.float64)
+    cache.expect([2, 12])
+    model(ids[:, :12], cache=cache)
+    cache.set_lengths([2, 12])
+    for step in range(3):
+        new = torch.stack([ids[0, 2 + step, None], ids[1, 12 + step, None]])
+        expected = torch.stack([whole[0, 2 + step], whole[1, 12 + step]])
+        torch.testing.assert_close(model(new, cache=cache)[:, 0], expected)
