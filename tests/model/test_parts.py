@@ -168,6 +168,15 @@ def test_generation_equals_the_full_forward_pass(name):
             assert row[end] == model.logits(model(torch.tensor([row[:end]]))[0, -1]).argmax()
 
 
+@pytest.mark.parametrize("name", ["canon", "latent attention", "gated DeltaNet"])
+def test_rows_that_are_read_again_begin_with_an_empty_cache(name, monkeypatch):
+    model = made(name).transformer.double().eval()
+    prompts, options = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [7]], {"max_new_tokens": 40, "temperature": 0}
+    cached = generate(model, prompts, **options)  # longer than the context of 24
+    monkeypatch.setattr(type(model.layers[0].self_attn), "uses_cache", False)
+    assert generate(model, prompts, **options) == cached
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_that_no_hugging_face_class_has_is_refused_by_name(name):
     config = config_of(name)
