@@ -83,7 +83,7 @@ class RecallText:
         return math.lgamma(self.pairs + 1) / self.pairs
 
     def text(self) -> Iterator[str]:
-        """The lines."""
+        """One line after another, each with its pairs and its queries."""
         draw = random.Random(self.seed).random  # its sequence is the same in all versions of Python
         for _ in range(self.lines):
             sides = (sorted(side, key=lambda _: draw()) for side in (KEYS[: self.keys], VALUES[: self.values]))
