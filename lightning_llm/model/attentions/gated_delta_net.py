@@ -64,7 +64,8 @@ class GatedDeltaNet(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         query, key, value = (self._by_head(part.to(wide)) for part in every.chunk(3, dim=-1))
         strength = torch.sigmoid(self.strength_proj(x).to(wide)).transpose(1, 2)  # (batch, heads, seq)
-        step = F.softplus(self.decay_proj(x).to(wide) + self.step_bias).transpose(1, 2)
+        step = (self.decay_proj(x).to(wide) + self.step_bias).transpose(1, 2).contiguous()
+        step = torch.logaddexp(step, torch.zeros_like(step))  # softplus, whose backward fails in AOTAutograd here
         log_decay = -self.log_rate.exp()[:, None] * step
         state, cache = None, context.cache
         if cache is not None:
