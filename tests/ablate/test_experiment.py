@@ -59,8 +59,8 @@ def test_the_first_metric_decides():
     found = experiment_of({**BASE, "metrics": ["recall_loss", "val_loss", "other_loss"]}, "f", "f")
     assert (found.metric, found.secondary) == ("recall_loss", ["val_loss", "other_loss"])
     assert experiment_of(BASE, "f", "f").plan_fields["secondary"] == []
-    assert Experiment.in_plan(found.held, "f").held == found.held
-    before = {name: value for name, value in found.held.items() if name != "secondary"}
+    assert Experiment.in_plan(found.plan_fields, "f").plan_fields == found.plan_fields
+    before = {name: value for name, value in found.plan_fields.items() if name != "secondary"}
     assert Experiment.in_plan(before, "f").secondary == []
 
 

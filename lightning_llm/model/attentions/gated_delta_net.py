@@ -65,7 +65,7 @@ class GatedDeltaNet(nn.Module):
         query, key, value = (self._by_head(part.to(wide)) for part in every.chunk(3, dim=-1))
         strength = torch.sigmoid(self.strength_proj(x).to(wide)).transpose(1, 2)  # (batch, heads, seq)
         step = (self.decay_proj(x).to(wide) + self.step_bias).transpose(1, 2).contiguous()
-        step = torch.logaddexp(step, torch.zeros_like(step))  # softplus, whose backward fails in AOTAutograd here
+        step = torch.logaddexp(step, torch.zeros_like(step))  # softplus, whose backward AOTAutograd cannot trace here
         log_decay = -self.log_rate.exp()[:, None] * step
         state, cache = None, context.cache
         if cache is not None:
