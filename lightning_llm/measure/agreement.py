@@ -1,0 +1,140 @@
+"""Whether two runs of a step computed the same, module by module, as far as rounding can tell.
+
+The judge is a run in float64. A run in a precision of its own may be as far from it as rounding explains, times two:
+
+- as far as the plain form of the model is in the same precision;
+- as far as the results in float64 move where every weight moves by a unit of rounding, which covers sums that cancel;
+- a unit of rounding of the whole module's gradient, or of an output; several of a scalar.
+
+What differs by more is listed in the order in which it was computed: forward from the first layer, then backward from
+the last. The first of these modules is where the two part.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_llm.measure.attribution import module_label
+from lightning_llm.measure.recorder import Array, Arrays, Trace
+
+FACTOR = 2.0  # of what rounding explains
+UNITS_OF_A_SUM = 8  # the error of a single number, such as the loss, is small by chance in some runs
+OUTPUT, INPUT_GRADIENT = "output", "gradient of its input"
+Noise = tuple[Trace, float]  # a run whose distance from the judge is rounding, and what to multiply it by
+
+
+class Finding(NamedTuple):
+    """One tensor that a module has computed.
+
+    Attributes:
+        module: Such as ``layers.1.mlp``.
+        phase: ``forward`` or ``backward``.
+        what: ``OUTPUT``, ``INPUT_GRADIENT``, or the name of a parameter, whose gradient it is.
+        error: Its distance from float64, relative to its size.
+        allowed: What rounding allows, likewise.
+    """
+
+    module: str
+    phase: str
+    what: str
+    error: float
+    allowed: float
+
+    @property
+    def ratio(self) -> float:
+        """The error, in units of what is allowed; infinite if it is NaN."""
+        ratio = self.error / self.allowed if self.allowed else np.inf if self.error else 0.0
+        return float(np.inf if np.isnan(ratio) else ratio)
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is more than rounding explains."""
+        return self.ratio > 1
+
+
+def findings(run: Trace, judge: Trace, noises: Sequence[Noise], unit: float) -> list[Finding]:
+    """Compare a run with the judge, in the order in which a step computes.
+
+    Args:
+        run: In any precision. What it did not record is left out: a compiled block has no parts.
+        judge: In float64.
+        noises: What rounding explains.
+        unit: The unit of rounding of the run's precision.
+    """
+    compare = _Comparison(judge, noises, unit)
+    found = [
+        compare(label, "forward", OUTPUT, run.outputs[label], "outputs", label)
+        for label in judge.outputs
+        if label in run.outputs
+    ]
+    for label in reversed(_with_uncalled(judge)):
+        if label in run.input_gradients and (same := _with_same_input(label, run, compare)):
+            gradient = run.input_gradients[label]
+            found.append(compare(label, "backward", INPUT_GRADIENT, gradient, "input_gradients", same))
+        names = [name for name in judge.gradients if _owner(name) == label]
+        size = np.sqrt(sum(_norm(judge.gradients[name]) ** 2 for name in names))
+        for name in names if run.gradients else ():
+            gradient = run.gradients.get(name, np.zeros(()))
+            found.append(compare(label, "backward", name, gradient, "gradients", name, size))
+    return found
+
+
+class _Comparison:
+    def __init__(self, judge: Trace, noises: Sequence[Noise], unit: float) -> None:
+        self.judge, self._noises, self._unit = judge, noises, unit
+
+    def __call__(
+        self, label: str, phase: str, what: str, value: Array, kind: str, key: str, size: float = 0.0
+    ) -> Finding:
+        """A tensor of the run, and that of the judge: of a kind in its trace, by a key there."""
+        truth = self._of(self.judge, kind)[key]
+        scale = _norm(truth) or size or 1.0
+        rounding = [
+            factor * _distance(self._of(trace, kind)[key], truth)
+            for trace, factor in self._noises
+            if key in self._of(trace, kind)
+        ]
+        unit = self._unit * (UNITS_OF_A_SUM if truth.ndim == 0 else 1)
+        allowed = FACTOR * max([unit * max(size, _norm(truth)), *rounding])
+        return Finding(label, phase, what, _distance(value, truth) / scale, allowed / scale)
+
+    @staticmethod
+    def _of(trace: Trace, kind: str) -> Arrays:
+        arrays: Arrays = getattr(trace, kind)
+        return arrays
+
+
+def _with_same_input(label: str, run: Trace, compare: _Comparison) -> str | None:
+    """The judge's module with the same input: a module that includes the norm before it has that norm's."""
+    judge = compare.judge
+    uncalled = [other for other in judge.order if other not in run.order]
+    for other in (label, *uncalled):
+        if other in judge.input_gradients and judge.inputs[other].shape == run.inputs[label].shape:
+            finding = compare(label, "forward", "input", run.inputs[label], "inputs", other)
+            if not finding.differs:
+                return other
+    return None
+
+
+def _with_uncalled(judge: Trace) -> list[str]:
+    """The modules in forward order, with those whose parameters are used without a call: after the one before it."""
+    order, before = list(judge.order), ""
+    for label in dict.fromkeys(map(_owner, judge.gradients)):
+        if label not in order:
+            order.insert(order.index(before) + 1 if before else 0, label)
+        before = label
+    return order
+
+
+def _owner(parameter: str) -> str:
+    return module_label(parameter.rpartition(".")[0])
+
+
+def _norm(array: Array) -> float:
+    return float(np.linalg.norm(array))
+
+
+def _distance(array: Array, truth: Array) -> float:
+    """Infinite for another shape: then it is no tensor of the same meaning."""
+    return _norm(array - truth) if array.shape == truth.shape else float("inf")
