@@ -42,6 +42,7 @@ COMMANDS = {
     "ablate": Command("ablate", "docs/ablate.md", "compare a baseline with variants in pairs of runs, until a verdict"),
     "estimate": Command("estimate", ACCOUNTING, "estimate a run's parameters, memory, FLOPs, and time from its config"),
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
+    "same": Command("same", "docs/how-do-i.md", "check that settings of a training step compute the same function"),
     "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
 TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]

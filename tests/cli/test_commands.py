@@ -30,6 +30,7 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["plan"], "docs/accounting.md"),
     (["fit", "--model.memory_budget", "1KiB"], "docs/accounting.md"),
     (["bench", "nothing"], "docs/benchmarks.md"),
+    (["same", "--config", "nowhere.yaml", "--vary", "all"], "docs/how-do-i.md"),
     (["ablate", "status", "nowhere"], "docs/ablate.md"),
     (["fit", "--model.architecture.mlp", "swigloo"], "docs/extending.md"),
     (["fit", "--model.architecture.hidden_size", "33"], "docs/reference/model.md"),

@@ -87,6 +87,10 @@ LINES = {  # the first of each command ends well as it is
             "--json=m.json",
         ],
     ],
+    "same": [
+        ["--config", "tiny.yaml", "--vary", "loss_chunks=1", "--json", "made.json"],
+        ["-c", "small.yaml", "--vary=model.architecture.recompute=mlp", "--part", "mlp", "--device", "cpu", "--table"],
+    ],
     "ablate": [
         ["power", "--baseline", "tiny.yaml", "--vary", "model.architecture.mlp=relu", "--spread", "0.01", "--pairs=5"],
         ["status", "out"],

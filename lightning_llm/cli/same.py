@@ -1,0 +1,239 @@
+"""``lightning-llm same --config FILE --vary OPTION=VALUE``: are two settings of a training step the same function?
+
+``measure/agreement.py`` has the rule, ``bench/same.py`` runs the settings.
+"""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.io.atomic import write_json
+from lightning_llm.io.config_file import Section, config_path, merged, parse_yaml, read_config
+from lightning_llm.io.trust import add_trust_option, import_trusted, is_custom, is_import_path
+from lightning_llm.io.untrusted import shown
+from lightning_llm.training.run_config import read_run
+
+if TYPE_CHECKING:
+    from lightning_llm.bench.same import Setting
+    from lightning_llm.measure.agreement import Finding
+
+Found = Mapping[str, list["Finding"]]  # by precision
+
+ARCHITECTURE, ALL, BASE = "model.architecture.", "all", "base"
+# What can vary, and the values that an option without one, or `all`, stands for. Other architecture options can, too.
+VARIES: dict[str, tuple[Any, ...]] = {
+    f"{ARCHITECTURE}checkpoint_level": (0, 1, 2),
+    f"{ARCHITECTURE}recompute": ("mlp", "attention", "block"),
+    "model.loss_chunks": (0, 1, 3),
+    "data.micro_batch_size": (1, 3),
+    "trainer.precision": ("32-true", "bf16-true", "bf16-mixed"),
+    "model.compile_mode": ("default",),
+    "trainer.devices": (2,),
+    "trainer.strategy": ("fsdp2",),
+    "kernels": ("triton",),
+    "decoding": ("cached",),
+    "export": ("transformers",),
+}
+ANY_VALUE = (f"{ARCHITECTURE}checkpoint_level", f"{ARCHITECTURE}recompute", "model.loss_chunks")
+MORE_VALUES = {"data.micro_batch_size": (2, 4), "trainer.precision": ("64-true",)}
+# The fields of a Setting that it sets
+FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "model.loss_chunks": lambda value: {"loss_chunks": value},
+    "data.micro_batch_size": lambda value: {"micro_batch": value},
+    "trainer.precision": lambda value: {"precision": value},
+    "model.compile_mode": lambda value: {"compile_mode": value},
+    "trainer.devices": lambda value: {"processes": value},
+    "trainer.strategy": lambda value: {"strategy": value, "processes": 2},
+    # the interpreter truncates to bfloat16 where a GPU rounds
+    "kernels": lambda value: {"interpreted": True, "precision": "32-true"},
+    "decoding": lambda value: {"form": value},
+    "export": lambda value: {"form": value},
+}
+
+
+def _options(parser: OneLineParser) -> None:
+    add = parser.add_argument
+    add("--config", "-c", required=True, action="append", metavar="FILE", help="a config for fit; repeatable")
+    about = f"an option and the values to compare, or {ALL}; repeatable. Options: {ARCHITECTURE}NAME, "
+    about += ", ".join(FIELDS)
+    add("--vary", action="append", default=[], metavar="OPTION[=VALUE,…]", help=about)
+    about = "compare a part with your own function, called as function(part, x, …) instead of the part's forward"
+    add("--against", metavar="MODULE:FUNCTION", help=about)
+    add("--part", default="mlp", metavar="NAME", help="the part for --against, such as layers.1.mlp (default: mlp)")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="where to compute (default: cpu)")
+    add("--table", action="store_true", help="print the modules of every setting, not only of those that differ")
+    add("--json", type=Path, metavar="FILE", help="write every comparison to this file")
+    add_trust_option(parser, "import classes outside lightning_llm that the config names")
+    of_run = ("world_size", "strategy", "precision", "state_dtype", "reserve", "size", "tokens_per_parameter")
+    parser.set_defaults(**dict.fromkeys(of_run), gradient_views=False, repeat=False, vocab_size=2)
+
+
+@tool(_options, RuntimeError)
+def run_same(options: argparse.Namespace) -> int:
+    """Say whether settings of a training step compute the same function, and which module differs first."""
+    if not options.vary and options.against is None:
+        raise ValueError("there is nothing to compare: give --vary or --against")
+    raw: Section = reduce(merged, (read_config(Path(config_path(file))) for file in options.config), Section())
+    model = raw.get("model")
+    path = model.get("class_path") if isinstance(model, dict) else None
+    if isinstance(path, str) and is_custom(path):
+        raise ValueError(f"model.class_path {path}: same compares the built-in LanguageModel")
+    varied = list(dict.fromkeys(pair for word in options.vary for pair in _pairs(word)))
+    base = _base(options)
+    settings = {BASE: base}
+    for option, text in varied:
+        name = f"{option.removeprefix(ARCHITECTURE)}={text}"
+        try:
+            settings[name] = _with(base, option, parse_yaml(text))
+        except ValueError as error:
+            if ALL not in options.vary:
+                raise ValueError(f"--vary {option}={text}: {error}") from error
+            print(f"{name} does not apply: {error}")
+    found = dict(_compared(settings, options))
+    for name, of_setting in found.items():
+        print("\n".join(_in_words(name, of_setting, with_table=options.table)))
+    if options.json is not None:
+        write_json(options.json, {name: _plain(of_setting) for name, of_setting in found.items()})
+    return int(
+        any(finding.differs for of_setting in found.values() for each in of_setting.values() for finding in each)
+    )
+
+
+def _base(options: argparse.Namespace) -> "Setting":
+    """The config as a setting at tiny sizes."""
+    run = read_run(argparse.Namespace(**{**vars(options), "device": None}))
+    import torch
+
+    from lightning_llm.bench.same import PRECISIONS, Setting
+    from lightning_llm.bench.tiny_model import tiny_config
+
+    model = run.raw.get("model") or {}
+    if run.step.precision not in PRECISIONS:
+        raise ValueError(f"trainer.precision {run.step.precision} is not supported: use {', '.join(PRECISIONS)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: there is no CUDA device; compare on cpu")
+    if run.config.dropout:
+        print("dropout is 0 in this comparison: it is random")
+    return Setting(
+        config=tiny_config(run.config),
+        precision=run.step.precision,
+        loss_chunks=run.step.loss_chunks,
+        compile_mode=model.get("compile_mode"),
+        compile_scope=model.get("compile_scope", "blocks"),
+        documents=run.step.document_mask,
+        device=options.device,
+    )
+
+
+def _pairs(word: str) -> Iterator[tuple[str, str]]:
+    """The options and values that a --vary stands for: (option, value)."""
+    name, equals, value = word.partition("=")
+    if word == ALL:
+        yield from ((option, str(value)) for option, values in VARIES.items() for value in values)
+        return
+    option = next((option for option in VARIES if name in (option, option.rpartition(".")[2])), name)
+    if option not in VARIES and not (option.startswith(ARCHITECTURE) and equals):
+        known = ", ".join([*(each.rpartition(".")[2] for each in VARIES), f"{ARCHITECTURE}NAME=VALUE", ALL])
+        raise ValueError(f"--vary {shown(word)} is not supported: choose among {known}")
+    values = value.split(",") if equals and value[:1] not in ("[", "{") else [value]
+    yield from ((option, each) for each in (values if equals else map(str, VARIES[option])))
+
+
+def _with(base: "Setting", option: str, value: Any) -> "Setting":
+    """The base with an option changed."""
+    accepted = sorted((*VARIES.get(option, ()), *MORE_VALUES.get(option, ())), key=str)
+    if option in FIELDS and option not in ANY_VALUE and value not in accepted:
+        raise ValueError(f"it takes {', '.join(map(str, accepted))}")
+    if option == "model.loss_chunks" and (type(value) is not int or value < 0):
+        raise ValueError("it takes a whole number of at least 0")
+    if option in FIELDS:
+        return dataclasses.replace(base, **FIELDS[option](value))
+    name = option.removeprefix(ARCHITECTURE)
+    if name not in {field.name for field in dataclasses.fields(base.config)}:
+        raise ValueError("there is no such option of the architecture")
+    return dataclasses.replace(base, config=dataclasses.replace(base.config, **{name: value}))
+
+
+def _function(text: str) -> Callable[..., Any]:
+    """A function of the user's own; what the command line names is trusted."""
+    path = text.replace(":", ".")
+    if text.count(":") != 1:
+        raise ValueError(f"--against {shown(text)} must be MODULE:FUNCTION, such as my_parts:reference")
+    if not is_import_path(path):
+        raise ValueError(f"--against {shown(text)} cannot be imported: there is no such module")
+    try:
+        found: Callable[..., Any] = import_trusted(path)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--against {shown(text)} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"--against {shown(text)} is no function: it is called as function(part, x, …)")
+    return found
+
+
+def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) -> Iterator[tuple[str, Found]]:
+    """Run the settings, and print a line about each."""
+    import torch
+
+    from lightning_llm.bench.same import Judge
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matmuls are tiny
+    try:
+        function = None if options.against is None else _function(options.against)
+        judge = Judge(settings[BASE], options.part, function)
+        print(f"{judge.in_words}\nThe largest error of a module, as a multiple of what rounding allows:\n")
+        print(f"{'setting':<36} {'precision':<11} {'forward':>9} {'backward':>9}")
+        for name, setting in settings.items():
+            try:
+                found = judge.findings(setting)
+            except ValueError as error:
+                raise ValueError(str(error) if name == BASE else f"--vary {name}: {error}") from error
+            for precision, each in found.items():
+                ratios = (_ratio([one for one in each if one.phase == phase]) for phase in ("forward", "backward"))
+                print(f"{name:<36} {precision:<11} {' '.join(f'{ratio:>9}' for ratio in ratios)}")
+            yield name, found
+        print()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _ratio(findings: list["Finding"]) -> str:
+    return f"{max(one.ratio for one in findings):.2g}" if findings else "-"
+
+
+def _in_words(name: str, found: Found, *, with_table: bool) -> Iterator[str]:
+    """The verdict about a setting; the table of modules if it differs."""
+    # the precision that is last, float64, hides least
+    different = [precision for precision, each in found.items() if any(one.differs for one in each)]
+    precision = different[-1] if different else next(iter(found))
+    first = next((one for one in found[precision] if one.differs), None)
+    if first is None:
+        yield f"{name}: same up to rounding"
+    else:
+        error = f"its error is {first.error:.2g} in {precision}, where rounding allows {first.allowed:.2g}"
+        yield f"{name}: {first.module} differs first, in {first.phase} ({first.what}): {error}"
+    if first is None and not with_table:
+        return
+    yield f"\n  {'module':<36} {'forward':>9} {'backward':>9}   ({precision})"
+    for module in dict.fromkeys(one.module for one in found[precision]):
+        of_module = [one for one in found[precision] if one.module == module]
+        ratios = [_ratio([one for one in of_module if one.phase == phase]) for phase in ("forward", "backward")]
+        mark = "   differs first" if first is not None and module == first.module else ""
+        yield f"  {module:<36} {ratios[0]:>9} {ratios[1]:>9}{mark}"
+    yield ""
+
+
+def _plain(found: Found) -> dict[str, list[dict[str, Any]]]:
+    """For JSON, which has no infinity."""
+    return {
+        precision: [
+            {key: value if not isinstance(value, float) or math.isfinite(value) else None for key, value in row.items()}
+            for row in ({**one._asdict(), "differs": one.differs} for one in each)
+        ]
+        for precision, each in found.items()
+    }

@@ -1,0 +1,229 @@
+"""Settings of a step against the plain form in float64: all that should be the same is, and a wrong part is found."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_llm.bench import same
+from lightning_llm.bench.same import EXACT, PRECISIONS, Judge, Setting
+from lightning_llm.bench.tiny_model import make_batch, tiny_config
+from lightning_llm.data.batches import IGNORED
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.mlp import MLP, SwiGLU
+from lightning_llm.model.norm import RMSNorm
+
+HERE = __name__
+
+
+class Scaled(torch.autograd.Function):
+    """The same in forward; a wrong scale in backward."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+class WrongInside(SwiGLU):
+    """One percent too much in the backward of layer 1."""
+
+    def __init__(self, config, layer):
+        super().__init__(config.hidden_size, config.intermediate_size)
+        self.factor = 1.01 if layer == 1 else 1.0
+
+    def forward(self, x):
+        return self.down_proj(Scaled.apply(self.activation(self.gate_proj(x)) * self.up_proj(x), self.factor))
+
+
+class WrongWeight(WrongInside):
+    def forward(self, x):
+        return nn.functional.linear(
+            self.activation(self.gate_proj(x)) * self.up_proj(x), Scaled.apply(self.down_proj.weight, self.factor)
+        )
+
+
+class WrongForward(WrongInside):
+    def forward(self, x):
+        return SwiGLU.forward(self, x) * self.factor
+
+
+class WrongNorm(RMSNorm):
+    def forward(self, x):
+        return Scaled.apply(super().forward(x), 1.01)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return Judge(BASE)
+
+
+@pytest.fixture(autouse=True)
+def _settled():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+BASE = Setting(config=tiny_config(ModelConfig(hidden_size=128)))
+
+
+def with_config(**changes):
+    return dataclasses.replace(BASE, config=dataclasses.replace(BASE.config, **changes))
+
+
+def different(judge, setting):
+    """By precision, the first module that differs, and where; only those with one."""
+    found = judge.findings(setting)
+    assert all(len(of_all) >= 15 for of_all in found.values())
+    first = {name: next((one for one in of_all if one.differs), None) for name, of_all in found.items()}
+    return {name: (one.module, one.phase) for name, one in first.items() if one is not None}
+
+
+SAME = {
+    "base": BASE,
+    **{f"level {level}": with_config(checkpoint_level=level) for level in (1, 2, [0, 1, 2])},
+    **{f"recompute {part}": with_config(recompute=part) for part in ("mlp", "attention", "block")},
+    "level 2, recompute": with_config(checkpoint_level=2, recompute="block"),
+    **{f"loss chunks {count}": dataclasses.replace(BASE, loss_chunks=count) for count in (0, 1, 3)},
+    **{f"rows {rows}": dataclasses.replace(BASE, micro_batch=rows) for rows in (1, 3)},
+    "decoding": dataclasses.replace(BASE, form="cached"),
+    "transformers": dataclasses.replace(BASE, form="transformers"),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_settings_that_are_the_same(judge, name, precision):
+    if name == "transformers" and precision == EXACT:
+        return  # its RMSNorm computes in float32
+    assert not different(judge, dataclasses.replace(SAME[name], precision=precision))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["WrongInside", "WrongWeight", "WrongForward"])
+def test_one_percent_in_one_layer_is_found_there(judge, name, precision):
+    setting = dataclasses.replace(with_config(mlp=f"{HERE}.{name}"), precision=precision)
+    where = ("layers.1.mlp", "forward" if name == "WrongForward" else "backward")
+    found = different(judge, setting)
+    assert found[EXACT] == where
+    if precision == "32-true":
+        assert found[precision] == where  # in bfloat16, one percent is rounding
+
+
+def test_a_wrong_norm_is_found_in_the_last_one(judge):
+    assert different(judge, with_config(norm=f"{HERE}.WrongNorm"))[EXACT] == ("norm", "backward")
+
+
+def test_a_wrong_level_is_found_in_its_layer(judge, monkeypatch):
+    from lightning_llm.ops import swiglu_tiles
+
+    right = swiglu_tiles.swiglu_backward
+
+    def wrong(*args):
+        gradients = right(*args)
+        return [1.01 * gradients[0], *gradients[1:]]
+
+    monkeypatch.setattr("lightning_llm.ops.swiglu.tiles.swiglu_backward", wrong)
+    for level in ([0, 0, 2], [0, 0, 1], 0):
+        assert different(judge, with_config(checkpoint_level=level))["32-true"] == ("layers.2.mlp", "backward")
+
+
+def test_a_mean_of_means_is_found(judge, monkeypatch):
+    batch = make_batch(documents=False)
+    assert len({int(count) for count in (batch["targets"] != IGNORED).sum(1)}) > 1
+    monkeypatch.setattr(same, "make_batch", lambda documents: batch)
+    monkeypatch.setattr(same, "IGNORED", -1)  # each micro-batch then has the same weight
+    assert different(judge, dataclasses.replace(BASE, micro_batch=1))[EXACT] == ("lm_head", "backward")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm": "layernorm", "position": "learned", "mlp": "gelu", "attention_bias": True, "mlp_bias": True},
+        {"attention": {"class_path": "sliding_window", "init_args": {"window": 2000, "every": 2}}, "qk_norm": True},
+        {"mlp": "mixture_of_experts", "num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 192},
+        {"tie_word_embeddings": True, "vocab_multiple_of": 64, "block": "sandwich", "lm_head_bias": True},
+        {"num_hidden_layers": 1, "position": "none", "block": "post", "mlp": "geglu"},
+    ],
+    ids=["gpt", "window", "experts", "sandwich", "post"],
+)
+def test_other_parts(changes):
+    base = Setting(config=tiny_config(ModelConfig(**{"num_attention_heads": 4, "dropout": 0.1, **changes})))
+    judge = Judge(base)
+    settings = [base, dataclasses.replace(base, loss_chunks=2), dataclasses.replace(base, precision="bf16-mixed")]
+    settings += [dataclasses.replace(base, config=dataclasses.replace(base.config, recompute="block"))]
+    for setting in settings:
+        assert not different(judge, setting)
+
+
+def test_gpt2_in_transformers():
+    config = ModelConfig(norm="layernorm", position="learned", mlp="gelu", attention_bias=True, mlp_bias=True)
+    setting = Setting(config=tiny_config(config), form="transformers")
+    found = Judge(setting).findings(setting)["32-true"]
+    assert not [one for one in found if one.differs]
+    assert {"layers.2.mlp", "layers.0.self_attn", "norm", "layers.1"} <= {one.module for one in found}
+
+
+def test_documents():
+    base = dataclasses.replace(BASE, documents=True)
+    judge = Judge(base)
+    for setting in (base, dataclasses.replace(base, micro_batch=3)):
+        assert not different(judge, setting)
+    assert different(judge, BASE)["32-true"] == ("layers.0.self_attn", "forward")
+
+
+def right(part, x):
+    return part.down_proj(nn.functional.silu(part.gate_proj(x)) * part.up_proj(x))
+
+
+def wrong(part, x):
+    return part.down_proj(nn.functional.gelu(part.gate_proj(x)) * part.up_proj(x))
+
+
+def test_a_reference_of_the_users():
+    assert not different(Judge(BASE, "mlp", right), BASE)
+    assert different(Judge(BASE, "mlp", wrong), BASE)["32-true"] == ("layers.0.mlp", "forward")
+    assert different(Judge(BASE, "layers.2.mlp", wrong), BASE)[EXACT] == ("layers.2.mlp", "forward")
+    with pytest.raises(ValueError, match=r"--part 'ml' is no part of the model: choose among .*self_attn, .*mlp"):
+        Judge(BASE, "ml", right)
+
+
+class Wider(MLP):
+    def __init__(self, config):
+        super().__init__(config.hidden_size, 2 * config.intermediate_size, activation="relu")
+
+
+@pytest.mark.parametrize("mlp", ["gelu", f"{HERE}.Wider"])
+def test_other_parameters_are_refused(judge, mlp):
+    with pytest.raises(ValueError, match=r"other parameters than the base \(layers.0.mlp"):
+        judge.findings(with_config(mlp=mlp))
+
+
+@pytest.mark.parametrize("changes", [{"strategy": "ddp"}, {"strategy": "fsdp2"}], ids=["ddp", "fsdp2"])
+def test_two_processes(judge, changes):
+    assert not different(judge, dataclasses.replace(BASE, processes=2, **changes))
+
+
+@pytest.mark.slow
+def test_kernels(judge):
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    assert not different(judge, dataclasses.replace(BASE, interpreted=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:.*Function.. should not be instantiated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("scope", ["blocks", "model"])
+def test_compiled(judge, scope):
+    found = judge.findings(dataclasses.replace(BASE, compile_mode="default", compile_scope=scope))
+    assert not [one for of_all in found.values() for one in of_all if one.differs]
+    modules = {one.module for one in found["32-true"] if one.phase == "forward"}
+    assert ("layers.1" in modules) == (scope == "blocks")
+    assert "layers.1.mlp" in {one.module for one in found["32-true"]}  # by its parameters
