@@ -67,8 +67,7 @@ class Setting:
         precision: One of ``PRECISIONS``.
         loss_chunks: As of ``LanguageModel``.
         micro_batch: Rows of a forward pass.
-        compile_mode: As of ``LanguageModel``.
-        compile_scope: As of ``LanguageModel``.
+        compile_mode: As of ``LanguageModel``, of each block.
         form: A training step; decoding with a cache; the exported model in transformers.
         processes: How many share the rows.
         strategy: ``ddp`` or ``fsdp2``.
@@ -82,7 +81,6 @@ class Setting:
     loss_chunks: int | None = None
     micro_batch: int = ROWS
     compile_mode: Any = None
-    compile_scope: Any = "blocks"
     form: Form = "training"
     processes: int = 1
     strategy: str = "ddp"
@@ -244,7 +242,7 @@ def _step(setting: Setting, weights: Weights, references: Mapping[str, Any] = Ma
 
 def _model(setting: Setting, weights: Weights) -> LanguageModel:
     dtype, autocast = PRECISIONS[setting.precision]
-    options = {name: getattr(setting, name) for name in ("loss_chunks", "compile_mode", "compile_scope")}
+    options = {name: getattr(setting, name) for name in ("loss_chunks", "compile_mode")}
     model = LanguageModel(setting.config, **options)
     model.seed, default = 0, torch.get_default_dtype()
     if setting.strategy != "fsdp2":

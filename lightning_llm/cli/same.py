@@ -115,6 +115,8 @@ def _base(options: argparse.Namespace) -> "Setting":
     model = run.raw.get("model") or {}
     if run.step.precision not in PRECISIONS:
         raise ValueError(f"trainer.precision {run.step.precision} is not supported: use {', '.join(PRECISIONS)}")
+    if model.get("compile_scope") == "model":
+        raise ValueError("model.compile_scope model is not supported: it leaves no modules to compare; use blocks")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: there is no CUDA device; compare on cpu")
     if run.config.dropout:
@@ -124,7 +126,6 @@ def _base(options: argparse.Namespace) -> "Setting":
         precision=run.step.precision,
         loss_chunks=run.step.loss_chunks,
         compile_mode=model.get("compile_mode"),
-        compile_scope=model.get("compile_scope", "blocks"),
         documents=run.step.document_mask,
         device=options.device,
     )
