@@ -58,7 +58,7 @@ class Result:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether a loss, gradient or weight became NaN or infinite."""
+        """Whether the run has no loss that counts: NaN or infinite, or worse than guessing."""
         return self.loss is None
 
     def windows(self) -> Mapping[str, Any] | None:

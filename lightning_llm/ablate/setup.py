@@ -67,7 +67,7 @@ class Setup:
 
     Args:
         experiment: What the user asks for.
-        words: Further options of ``fit``, for all runs.
+        arguments: Further options of ``fit``, for all runs.
         read_arm: Reads an arm as ``fit`` does; a ValueError says what is wrong with it.
         reuse: Whose finished runs of earlier experiments are used: one of ``reuse.REUSES``.
         more: What else the plan holds: the ``promise`` of a size of a ladder, or the ``idea`` of a stream.

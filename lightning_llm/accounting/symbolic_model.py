@@ -1,4 +1,4 @@
-"""The model on symbolic tensors: ``model/transformer.py``, ``attention.py``, ``mlp.py``, and ``LanguageModel.loss``.
+"""The model on symbolic tensors: transformer, block, attention, MLP, position and loss of ``model/``.
 
 The same calls in the same order as there, so that what Python keeps alive by a name is alive here too.
 """

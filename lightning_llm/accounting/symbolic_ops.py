@@ -3,9 +3,9 @@
 Bytes live exactly as long as a Python name, or a node that saved the tensor, refers to them. So a name that nobody
 reads (``_a``, ``_casts``, ``_dy``) is a buffer until its function returns, and ``del`` frees one earlier.
 
-First torch's, then the project's own in the order of the files of ``ops/``, with the tiles and chunks of
-``ops/sizes.py``. Of equal tiles the first is enough: the others allocate no more than it did. Under autocast, weights
-of linear layers are cast once per forward pass (the copies live at least until its end), inputs at each use.
+First torch's, then the project's own, with the tiles and chunks of ``ops/sizes.py``. Of equal tiles the first
+is enough: the others allocate no more than it did. Under autocast, weights of linear layers are cast once per forward
+pass (the copies live at least until its end), inputs at each use.
 """
 
 from typing import Any

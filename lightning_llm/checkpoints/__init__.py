@@ -1,1 +1,1 @@
-"""Files of a run: atomic writing, reading and validating, sharded checkpoints, run directories."""
+"""Checkpoint files: written, read without running code, validated, sharded, compared with a model."""

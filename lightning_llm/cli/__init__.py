@@ -1,1 +1,1 @@
-"""The command line: one file per command; ``train.py`` holds the four that Lightning's Trainer runs."""
+"""The command line, a thin layer: ``commands.py`` lists the commands, ``train.py`` has those of Lightning's Trainer."""

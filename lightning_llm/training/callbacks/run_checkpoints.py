@@ -3,7 +3,7 @@
     checkpoints/step-00000500.ckpt    the newest ``keep_last``, named by optimizer steps
     checkpoints/best.ckpt             the lowest ``val_loss`` so far
 
-Each of them is complete or absent (see ``checkpoints.archives``). For a sharded model it is a folder
+Each of them is complete or absent (see ``io.atomic``). For a sharded model it is a folder
 (``checkpoints.sharded``). ``best.ckpt`` is a hard link to the checkpoint of its step, so it takes no extra space and
 survives when that step is deleted.
 """
@@ -147,11 +147,7 @@ class RunCheckpoints(Checkpoint):
             setattr(self, name, state_dict[name])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """If the run stopped before or during a validation, that validation runs first, from its beginning.
-
-        Lightning would skip one that had not begun, and finish one that had begun without its first batches. Marked as
-        just begun, it starts over.
-        """
+        """If the run stopped before or during a validation, that validation runs first: see ``loop_state``."""
         if trainer.state.fn != "fit":
             return
         owed = checkpoint["callbacks"].get(self.state_key, {}).get("validated_step") != checkpoint["global_step"]
