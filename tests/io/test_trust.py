@@ -83,6 +83,7 @@ def command(word, folder, run, path):
         "import": (["import", "hf", "--out", "imported.ckpt"], False),
         "consolidate": (["consolidate", str(path), "--out", "one.ckpt"], False),
         "estimate": (["estimate", "--config", str(run / "config.yaml"), "--vocab-size", "50"], True),
+        "same": (["same", "--config", str(run / "config.yaml"), "--vary", "loss_chunks"], True),
         "plan": (["plan", "--config", str(run / "config.yaml"), "--vocab-size", "50", "--memory", "8GiB"], True),
         "compare": (["compare", str(run)], False),
         "runs": (["runs", str(run.parent)], False),
