@@ -48,7 +48,6 @@ PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "bf16-mixed": (torch.float32, torch.bfloat16),
 }
 SAMPLES = 3  # of the judge with moved weights
-SHOWN = 3
 PATIENCE = timedelta(minutes=2)  # with a process that has failed
 GPT2_MODULES = {
     **{"h": "layers", "wte": "embed_tokens", "ln_f": "norm"},
@@ -192,7 +191,7 @@ def _check(setting: Setting, weights: Weights) -> None:
         own = {name: value.shape for name, value in Transformer(setting.config, seed=0).state_dict().items()}
     given = {name: value.shape for name, value in weights.items()}
     if different := sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name)):
-        few = ", ".join(different[:SHOWN])
+        few = ", ".join(different[:3])
         raise ValueError(f"it has other parameters than the base ({few}): they cannot be the same function")
     if setting.interpreted and setting.device != "cpu":
         raise ValueError(f"kernels=triton is for the CPU: on {setting.device}, every setting runs them")

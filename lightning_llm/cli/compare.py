@@ -111,7 +111,8 @@ def _table(
     has_seeds = not is_narrow or any(group.seeds != len(group.runs) for group in groups)
     if len({group.tokenizer for group in groups}) == 1:
         left_out = [*left_out, BITS]
-    shown = [key for key in METRICS if key not in left_out and (key not in RECALL or _is_known(key, groups))]
+    known = {key for key in METRICS if key not in RECALL or any(key in group.measures for group in groups)}
+    shown = [key for key in METRICS if key not in left_out and key in known]
     rows = []
     for group in groups:
         measured = [(group.measures.get(key), METRICS[key]) for key in shown]
@@ -136,10 +137,6 @@ def _table(
         cells = [group.options.get(name, "–") for name in names] or [label]
         table.add_row(*map(escape, cells), *row)
     return table
-
-
-def _is_known(metric: str, groups: Sequence[Group]) -> bool:
-    return any(metric in group.measures for group in groups)
 
 
 def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], console: Console) -> None:

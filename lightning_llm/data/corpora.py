@@ -185,10 +185,11 @@ def _stdlib_files(_: str) -> list[TextFile]:
     return files
 
 
-NAMED_CORPORA: Mapping[
-    str, Callable[[str], list[TextFile]]
-] = {  # the files of a name, and of its options after a colon
-    **{"stdlib": _stdlib_files, "shakespeare": _shakespeare_files, RECALL: _recall_files}
+# The files of a name, and of its options after a colon
+NAMED_CORPORA: Mapping[str, Callable[[str], list[TextFile]]] = {
+    "stdlib": _stdlib_files,
+    "shakespeare": _shakespeare_files,
+    RECALL: _recall_files,
 }
 
 

@@ -17,6 +17,7 @@ from lightning_llm.model.mup import mup_problems
 from lightning_llm.model.parts import (
     BUILT_IN,
     CLASS_PATH,
+    PARTIAL_ROPE,
     SHORT_NAMES,
     Part,
     form_faults,
@@ -264,24 +265,22 @@ class ModelConfig:
                 "dimensions of a head: it must be an even number of them, at least 2"
             )
 
-    def _own_heads_faults(self) -> Iterator[str]:
+    def _own_keys_faults(self) -> Iterator[str]:
         """What an attention that makes its keys in its own way cannot have."""
-        name, heads, position = name_of(self.attention), self.num_attention_heads, name_of(self.position)
+        name, position = name_of(self.attention), name_of(self.position)
+        built_in = BUILT_IN["attention"].get(name)
+        if built_in is None or not built_in.positions:
+            return
         if self.qk_norm:
             yield f"attention {name!r} has a norm of its own: qk_norm must be false"
-        if self.num_key_value_heads != heads:
+        if self.num_key_value_heads != (heads := self.num_attention_heads):
             yield (
                 f"attention {name!r} has keys for each of the {heads} query heads: num_key_value_heads must be null or "
                 f"{heads}, got {self.num_key_value_heads}"
             )
-        if name == "gated_delta_net" and position not in ("learned", "none"):
-            yield f"attention {name!r} needs position 'learned' or 'none', got {position!r}"
         is_partial = position == "rope" and self.partial_rotary_factor < 1
-        if name == "latent" and not is_partial and position not in ("learned", "alibi", "none"):
-            yield (
-                f"attention {name!r} needs position 'rope' with partial_rotary_factor below 1, or position 'learned', "
-                f"'alibi' or 'none', got {position!r} with {self.partial_rotary_factor}"
-            )
+        if (PARTIAL_ROPE if is_partial else position) not in built_in.positions:
+            yield f"attention {name!r} needs position {', or '.join(built_in.positions)}, got {position}"
 
     def _option_faults(self) -> Iterator[str]:
         faults = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
@@ -289,8 +288,7 @@ class ModelConfig:
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
         if experts is not None and not faults["mlp"] and chosen > experts:
             yield f"mlp.top_k {chosen} must be at most mlp.num_experts {experts}"
-        if name_of(self.attention) in ("latent", "gated_delta_net"):
-            yield from self._own_heads_faults()
+        yield from self._own_keys_faults()
         yield from self._level_faults()
         if self.rope_scaling is not None:
             yield from scaling_problems(self.rope_scaling)

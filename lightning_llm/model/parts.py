@@ -42,12 +42,15 @@ class BuiltIn(NamedTuple):
         options: Its own, by name.
         is_gated: Of an MLP: whether it has three matrices, and so a smaller ``intermediate_size`` by default.
         has_mup: Whether the table of ``mup`` (``model/mup.py``) says how its weights scale with the width.
+        positions: Of an attention that makes keys in its own way, for each query head and with its own norm: the
+            positions that it takes; ``PARTIAL_ROPE`` is ``rope`` with ``partial_rotary_factor`` below 1.
     """
 
     path: str
     options: Mapping[str, Option] = MappingProxyType({})
     is_gated: bool = False
     has_mup: bool = False
+    positions: tuple[str, ...] = ()
 
 
 def is_positive(value: Any, most: float = 1e30) -> bool:
@@ -85,6 +88,9 @@ _EXPERTS = {
 _GATE = Option("element", ("element", "head").__contains__, "element or head")
 _SHARE = Option(0.5, lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
 _PLACES = Option("AB", ("A", "B", "AB").__contains__, "A, B or AB")
+_RANK = {"rank": _or_null(_whole(None, 1, 2**20))}
+PARTIAL_ROPE = "rope with partial_rotary_factor below 1"
+_LATENT_POSITIONS = (PARTIAL_ROPE, "learned", "alibi", "none")
 _WINDOW = {"window": _whole(REQUIRED, 1), "every": _or_null(_whole(None, 2)), **_SOFTCAP}
 # Every built-in part. A new one is its class and a line here.
 BUILT_IN: dict[str, dict[str, BuiltIn]] = {
@@ -93,8 +99,10 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "sliding_window": BuiltIn("attention.SlidingWindowAttention", _WINDOW, has_mup=True),
         "canon": BuiltIn("attentions.canon.CanonAttention", {"places": _PLACES, "width": _whole(4, 2, 64), **_SOFTCAP}),
         "gated": BuiltIn("attentions.gated.GatedAttention", {"per": _GATE, **_SOFTCAP}),
-        "gated_delta_net": BuiltIn("attentions.gated_delta_net.GatedDeltaNet"),
-        "latent": BuiltIn("attentions.latent.LatentAttention", {"rank": _or_null(_whole(None, 1, 2**20))}),
+        "gated_delta_net": BuiltIn("attentions.gated_delta_net.GatedDeltaNet", positions=("learned", "none")),
+        "latent": BuiltIn(
+            "attentions.latent.LatentAttention", _RANK, positions=(PARTIAL_ROPE, "learned", "alibi", "none")
+        ),
         "value_residual": BuiltIn("attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}),
     },
     "mlp": {

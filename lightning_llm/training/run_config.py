@@ -276,13 +276,7 @@ def _vocab_size_of_run(config: Path) -> int | None:
 
 
 def _optimizer(
-    raw: Section,
-    config: ModelConfig,
-    precision: str,
-    measured: Measured,
-    *,
-    state_dtype: str | None,
-    trust_code: bool,
+    raw: Section, config: ModelConfig, precision: str, measured: Measured, *, state_dtype: str | None, trust_code: bool
 ) -> Optimizer:
     """What a RunConfig says about the optimizer and its state; ``state_dtype`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")

@@ -9,6 +9,7 @@ from lightning_llm import ModelConfig, Transformer
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
 from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.position import Position
 
 SIZES = {"vocab_size": 61, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10}
@@ -112,3 +113,19 @@ class BadRotation(Position):
 class BadBias(Position):
     def score_bias(self, query_positions, key_positions):
         return torch.zeros(len(query_positions), len(key_positions))
+
+
+def assert_decoding_is_the_full_pass(model):
+    """In pieces, and after prompts of unequal length; the cache after the pieces, of 15 tokens in 2 rows."""
+    ids, device = torch.randint(61, (2, 15)), torch.device("cpu")
+    whole, of_pieces, cache = model(ids), *(KVCache(model.config, 2, 15, device, torch.float64) for _ in range(2))
+    pieces = [model(part, cache=of_pieces) for part in (ids[:, :2], ids[:, 2:10], *ids[:, 10:].split(1, dim=1))]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+    cache.expect([2, 12])
+    model(ids[:, :12], cache=cache)
+    cache.set_lengths([2, 12])
+    for step in range(3):
+        new = torch.stack([ids[0, 2 + step, None], ids[1, 12 + step, None]])
+        expected = torch.stack([whole[0, 2 + step], whole[1, 12 + step]])
+        torch.testing.assert_close(model(new, cache=cache)[:, 0], expected)
+    return of_pieces

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from lightning_llm import Transformer
-from lightning_llm.model.kv_cache import KVCache
-from tests.model.made import attention_run, config, with_arguments, written_out
+from tests.model.made import assert_decoding_is_the_full_pass, attention_run, config, with_arguments, written_out
 
 
 def convolved(x, weight, documents=None):
@@ -37,15 +36,4 @@ def test_decoding_equals_the_full_forward_pass_in_pieces_and_for_rows_of_unequal
     model = Transformer(config(attention=with_arguments("canon", width=4)), seed=0).double()
     for layer in model.layers:
         torch.nn.init.normal_(layer.self_attn.canon["A"].weight)
-    ids = torch.randint(61, (2, 15))
-    whole, cache = model(ids), KVCache(model.config, 2, 15, torch.device("cpu"), torch.float64)
-    pieces = [model(part, cache=cache) for part in (ids[:, :2], ids[:, 2:10], *ids[:, 10:].split(1, dim=1))]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
-    cache = KVCache(model.config, 2, 15, torch.device("cpu"), torch.float64)
-    cache.expect([2, 12])
-    model(ids[:, :12], cache=cache)
-    cache.set_lengths([2, 12])
-    for step in range(3):
-        new = torch.stack([ids[0, 2 + step, None], ids[1, 12 + step, None]])
-        expected = torch.stack([whole[0, 2 + step], whole[1, 12 + step]])
-        torch.testing.assert_close(model(new, cache=cache)[:, 0], expected)
+    assert_decoding_is_the_full_pass(model)

@@ -88,7 +88,10 @@ def test_a_hook_on_the_projection_is_called_in_decoding():
     [
         ({"qk_norm": True}, "attention 'latent' has a norm of its own: qk_norm must be false"),
         ({"num_key_value_heads": 2}, "attention 'latent' has keys for each of the 4 query heads: num_key_value_heads"),
-        ({"partial_rotary_factor": 1.0}, "attention 'latent' needs position 'rope' with partial_rotary_factor below 1"),
+        (
+            {"partial_rotary_factor": 1.0},
+            "attention 'latent' needs position rope with partial_rotary_factor below 1, or",
+        ),
         ({"attention": with_arguments("latent", rank=0)}, "attention.rank must be null or a whole number from 1"),
     ],
 )
