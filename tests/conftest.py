@@ -26,8 +26,8 @@ torch.set_num_threads(1)  # tests run side by side: two processes of two threads
 
 
 # pytest's own notes; Lightning's seed, layout and threads for its subprocesses, and what its import sets for CUDA;
-# torch's compiler cache and OpenMP runtime; what the command sets for OpenMP where it is called as its own process
-# would call it
+# torch's compiler, its Triton, and its OpenMP runtime; what the command sets for OpenMP where it is called as its own
+# process would call it
 WRITTEN_BY_LIBRARIES = (
     "PYTEST_",
     "PL_",
@@ -38,6 +38,7 @@ WRITTEN_BY_LIBRARIES = (
     "OMP_",
     "GOMP_",
     "PYTORCH_NVML_",
+    "TRITON_",
 )
 
 

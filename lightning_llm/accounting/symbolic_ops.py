@@ -290,7 +290,7 @@ class Operators(Graph):
         *matrices, norm = weights
         size, x = self.matmul_size, held[0]
         dx, weight_size = self.like(x), matrices[0][1]
-        rows = sizes.backward_rows(tokens, self.device, weight_size)
+        rows = sizes.backward_rows(tokens, width, size, self.device, weight_size)
         columns = sizes.chunk_columns(rows, width, size, self.device)
         sum_size = weight_size if rows >= tokens else FLOAT32
         sums = [self.new(elements, sum_size) for elements, _ in matrices]

@@ -12,8 +12,8 @@ AttentionForm = Literal["short", "spans", "flex", "fused", "efficient", "math"]
 
 # One buffer of a tile of SwiGLU. On 2 cores of an AMD EPYC (Zen 5) at 4,096 tokens and 1024/4096, matmuls of such tiles
 # are as fast as whole ones to within 2%; tiles of half the width are 5 to 10 % slower. A GPU wants more work at once.
-TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
-LONGEST_BLOCK = 8192  # tokens
+TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
+LONGEST_BLOCK = 8192  # tokens; on CUDA more, where a tile of them has the whole width
 # Tokens of a block whose weight gradients, being float32, are summed in place: fewer tokens mean more columns per tile.
 # 16,384 tokens of 384/1024 with freed memory cached: 707 ms forward and backward in float32, 763 in blocks of 8,192
 # (the standard MLP 724); in bf16 359 and 374 (336); 8,192 of 768/2048 1,410 and 1,466 (1,364), 661 and 686 (646).
@@ -26,10 +26,10 @@ NORM_BYTES = {"cpu": 3 * 2**20, "cuda": 64 * 2**20}
 
 # Logits of one chunk of the loss. 2 cores of an AMD EPYC (Zen 5), vocabulary 50,257: 320 tokens in float32, whose
 # matmuls are as fast as those of 1,024 tokens; those of 128 are 20 % slower.
-CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 SMALLEST_CHUNK = 256  # tokens
 # Columns of one matmul. There, 4,096 tokens in float32: 1.8 s in such blocks, 2.1 s in one.
-VOCAB_BLOCK = {"cpu": 2048, "cuda": 16384}
+VOCAB_BLOCK = {"cpu": 2048, "cuda": 65536}
 # Rows of logits begin at multiples of so many elements: on CUDA matmuls and kernels then read 16 bytes at once.
 LOGITS_MULTIPLE = {"cpu": 1, "cuda": 64}
 GROUP_BYTES = 3 * 2**20  # logits that softmax and its gradient are computed for at once, so that they stay in cache
@@ -59,8 +59,10 @@ def forward_rows(tokens: int, width: int, itemsize: int, device: str) -> int:
     return even(tokens, max(SHORTEST_BLOCK, 2 * _tile_elements(itemsize, device) // width))
 
 
-def backward_rows(tokens: int, device: str, weight_itemsize: int) -> int:
+def backward_rows(tokens: int, width: int, itemsize: int, device: str, weight_itemsize: int) -> int:
     """Tokens of a tile of SwiGLU in backward."""
+    if device == "cuda":  # a sum over blocks reads and writes all weight gradients, and casts the weights, once more
+        return even(tokens, max(LONGEST_BLOCK, _tile_elements(itemsize, device) // width))
     longest = SUMMING_BLOCK.get(device, LONGEST_BLOCK) if weight_itemsize >= 4 else LONGEST_BLOCK
     return even(tokens, min(longest, LONGEST_BLOCK))
 
@@ -99,7 +101,7 @@ def prefers_whole(
     ``itemsize`` is that of the matmuls' factors, ``keep`` whether g and u are saved, ``has_norm`` whether the norm is
     part of it.
     """
-    rows = backward_rows(tokens, device, weight_itemsize)
+    rows = backward_rows(tokens, width, itemsize, device, weight_itemsize)
     columns = chunk_columns(rows, width, itemsize, device)
     plain = max(6 * tokens * width * itemsize, 5 * tokens * width * itemsize + hidden * width * weight_itemsize)
     sums = 3 * hidden * width * (weight_itemsize if rows >= tokens else max(4, weight_itemsize))

@@ -80,7 +80,7 @@ def swiglu_backward(
     dx = x.new_empty(x.shape) if need_x else None
     flat_dx, x, dy = None if dx is None else flat(dx), flat(x), flat(dy.to(dtype))
     (tokens, hidden), width = x.shape, weights.gate.shape[0]
-    rows = sizes.backward_rows(tokens, device, weights.gate.dtype.itemsize)
+    rows = sizes.backward_rows(tokens, width, dtype.itemsize, device, weights.gate.dtype.itemsize)
     columns = sizes.chunk_columns(rows, width, dtype.itemsize, device, options.num_chunks)
     wide = torch.promote_types(dtype, torch.float32)
     d_weights = [
