@@ -46,8 +46,8 @@ KINDS = {
     "ours": "^_gate_|^_losses_of_rows",
     "matmul": "gemm|nvjet|cutlass|cublas",
     "optimizer": "multi_tensor|adam",
-    "elementwise": "triton|elementwise|reduce|norm",  # before copies: a kernel's name may say that it casts
-    "copy": "memcpy|memset|copy",
+    "copy": "memcpy|memset|copy_kernel",
+    "elementwise": "triton|elementwise|reduce|norm",
 }
 COLUMNS: Columns = {
     **columns("total ms", "tokens/s"),
