@@ -16,7 +16,7 @@ from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.schema import POSITIVE, Schema, check, record, whole
 from lightning_llm.statistics.stream import CONFIRMATION, LEAST, Decision, StreamRule
 
-MOST_PAIRS = 400  # of an idea: those that confirm it have the seeds above
+MOST_PAIRS_OF_IDEA = 400  # of an idea: those that confirm it have the seeds above
 _BECAUSE = check(
     "at most 500 printable characters on one line",
     lambda value: isinstance(value, str) and len(value) <= 500 and (value.isprintable() or not value),
@@ -45,7 +45,7 @@ class Idea:
 _FIELDS: dict[str, Schema] = {
     "place": whole(1),
     "threshold": POSITIVE,
-    "most": whole(LEAST, MOST_PAIRS),
+    "most": whole(LEAST, MOST_PAIRS_OF_IDEA),
     "first_confirming_seed": whole(0, LAST_SEED),
     "because": _BECAUSE,
 }

@@ -10,7 +10,7 @@ baseline and variants are compared on the seeds of the looks. Both comparisons h
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
@@ -96,40 +96,84 @@ def _compare(
     experiment: Experiment, losses: Losses, added: Sequence[Added], names: Mapping[str, str], *, with_null: bool
 ) -> State:
     """The comparison of variants with the baseline, by the names of their runs."""
-    variants = [name for name in names if name != BASELINE]
-    pairs = dict.fromkeys(variants, 0)
-    by_variant: dict[str, Verdict] = {}
-    null: Verdict | None = None
-    undecided = variants
-    first = experiment.looks[0]
-    looks = {*experiment.looks}
-    rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
-    look_options: dict[str, Any] = {"looks": experiment.looks, "precision": experiment.precision}
-    look_options["variants"] = len(experiment.variants)
-    planned = [(look, Added(0)) for look in experiment.looks]
-    for look, extra in (*planned, *((0, extra) for extra in added)):
-        growing = undecided if extra.variants is None else [name for name in variants if name in extra.variants]
-        targets = {name: look or experiment.design.look_with(pairs[name] + extra.pairs) for name in growing}
-        looks |= {*targets.values()}
-        runs = [Run(BASELINE, experiment.first_seed), Run(AGAIN, experiment.first_seed)] if with_null else []
-        for index, seed in enumerate(experiment.seeds(max(targets.values(), default=0))):
-            arms = [name for name in growing if index < targets[name]]
-            nulls = [NULL] if with_null and index < first else []
-            runs += [Run(name, seed) for name in (names[BASELINE], *nulls, *(names[arm] for arm in arms))]
-        if needed := [run for run in dict.fromkeys(runs) if run not in losses]:
-            return State(needed, max(targets.values()), by_variant, list(growing), sorted(looks), null)
-        pairs |= targets
-        if with_null and null is None:
-            null_sample = sample(losses, names[BASELINE], NULL, experiment.seeds(first))
-            null = verdicts({NULL: null_sample}, **rule)[NULL]
-        alike = _alike(losses, experiment.seeds(first)) if with_null else []
+    comparison = _Comparison(experiment, losses, names, with_null)
+    for look in experiment.looks:
+        if state := comparison.lacking(dict.fromkeys(comparison.undecided, look)):
+            return state
+    for pairs, variants in added:
+        growing = comparison.undecided if variants is None else [name for name in comparison.pairs if name in variants]
+        look_with = experiment.design.look_with
+        if state := comparison.lacking({name: look_with(comparison.pairs[name] + pairs) for name in growing}):
+            return state
+    return comparison.state([], comparison.pairs, comparison.undecided)
+
+
+class _Comparison:
+    """Variants and the baseline, look by look.
+
+    Args:
+        experiment: What was asked for.
+        losses: Of the runs that have ended.
+        names: Of the baseline and the variants, those of their runs.
+        with_null: With the null variant and the same again, on the seeds of the first look.
+
+    Attributes:
+        pairs: Of each variant, up to its last look.
+        undecided: Variants whose comparison has not ended.
+    """
+
+    def __init__(self, experiment: Experiment, losses: Losses, names: Mapping[str, str], with_null: bool) -> None:
+        self._experiment, self._losses, self._names, self._with_null = experiment, losses, names, with_null
+        self.pairs = {name: 0 for name in names if name != BASELINE}
+        self.undecided = list(self.pairs)
+        self._looks = {*experiment.looks}
+        self._verdicts: dict[str, Verdict] = {}
+        self._null: Verdict | None = None
+
+    def lacking(self, targets: dict[str, int]) -> State | None:
+        """How far it is, where a look lacks runs; if it lacks none, its verdicts are made.
+
+        Args:
+            targets: Of each variant that gets more pairs, how many it has then.
+        """
+        self._looks |= {*targets.values()}
+        if needed := [run for run in dict.fromkeys(self._runs(targets)) if run not in self._losses]:
+            return self.state(needed, targets, targets)
+        self.pairs |= targets
+        self._judge()
+        return None
+
+    def state(self, needed: list[Run], pairs: Mapping[str, int], undecided: Iterable[str]) -> State:
+        """How far it is, with these pairs of the variants that count."""
+        look = max(pairs.values(), default=0)
+        return State(needed, look, self._verdicts, list(undecided), sorted(self._looks), self._null)
+
+    def _runs(self, targets: Mapping[str, int]) -> Iterator[Run]:
+        """All runs of a look, seed by seed."""
+        first_look = self._experiment.looks[0] if self._with_null else 0
+        if self._with_null:
+            yield from (Run(name, self._experiment.first_seed) for name in (BASELINE, AGAIN))
+        for index, seed in enumerate(self._experiment.seeds(max(targets.values(), default=0))):
+            nulls = [NULL] if index < first_look else []
+            variants = [self._names[name] for name, pairs in targets.items() if index < pairs]
+            yield from (Run(name, seed) for name in (self._names[BASELINE], *nulls, *variants))
+
+    def _judge(self) -> None:
+        """The verdicts of what has ended."""
+        experiment, losses, base = self._experiment, self._losses, self._names[BASELINE]
+        rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
+        alike: list[float | None] = []
+        if self._with_null:
+            first_seeds = experiment.seeds(experiment.looks[0])
+            alike = _alike(losses, first_seeds)
+            self._null = self._null or verdicts({NULL: sample(losses, base, NULL, first_seeds)}, **rule)[NULL]
         samples = {
-            name: sample(losses, names[BASELINE], names[name], experiment.seeds(count), alike)
-            for name, count in pairs.items()
+            name: sample(losses, base, self._names[name], experiment.seeds(pairs), alike)
+            for name, pairs in self.pairs.items()
         }
-        by_variant = verdicts(samples, **rule, **look_options)
-        undecided = [name for name in variants if not by_variant[name].has_ended]
-    return State([], max(pairs.values(), default=0), by_variant, undecided, sorted(looks), null)
+        rule |= {"looks": experiment.looks, "precision": experiment.precision, "variants": len(experiment.variants)}
+        self._verdicts = verdicts(samples, **rule)
+        self.undecided = [name for name in self.pairs if not self._verdicts[name].has_ended]
 
 
 def _alike(losses: Losses, seeds: Sequence[int]) -> list[float | None]:

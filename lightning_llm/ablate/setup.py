@@ -1,6 +1,6 @@
 """From what a user asks for to a frozen plan: every arm is read, compared and matched before anything runs.
 
-1. Baseline and variants are read as ``fit`` reads them, and compared: what makes their losses incomparable is refused.
+1. Baseline and variants are read as ``fit`` reads them, and compared (``ablate.comparability``).
 2. Costs are matched (``ablate.matching``).
 3. The plan is frozen with a snapshot of code and configs, or compared with the one that the folder has.
 """
@@ -10,56 +10,31 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
-from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
+from lightning_llm.ablate.comparability import BITS_PER_BYTE, refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.cost import TrainingSteps, flops_of
 from lightning_llm.ablate.experiment import RECALL, Experiment
 from lightning_llm.ablate.history import earlier
-from lightning_llm.ablate.local import cores, threads_for
-from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, STEPS, Matched, facts_of
+from lightning_llm.ablate.local import threads_for
+from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
 from lightning_llm.ablate.options import arguments_of, flat_options
+from lightning_llm.ablate.outlay import Outlay, outlay_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.ablate.reuse import REUSES, Identity, reusable
-from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
-from lightning_llm.measure.timer import interleave
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
 from lightning_llm.training.initial_weights import read_initial_weights
 
-BITS_PER_BYTE = "bits_per_byte"
-FREE_DATA = ("num_workers", "micro_batch_size", "predict_prompts")  # change no batch
-TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
-# Of the trainer: what a pair trains and validates on
-PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
-OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
-TIMED = 10  # steps of the baseline, for the time of its runs
 REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
-
-
-class Outlay(NamedTuple):
-    """What the runs of an experiment take.
-
-    Attributes:
-        parameters: Of the baseline.
-        steps: Of a run of the baseline.
-        flops: Counted, of such a run; ``None``: it has parts that cannot be counted.
-        runs: At most.
-        seconds: Of all training steps, without validation.
-    """
-
-    parameters: int
-    steps: int
-    flops: int | None
-    runs: int
-    seconds: float
 
 
 class Setup:
@@ -179,26 +154,10 @@ class Setup:
                 raise ValueError(f"{name} changes {changed[0]}, which size sets at each size: leave it out")
         return float(flops * base.steps)
 
-    def outlay(self, workers: int | None) -> "Outlay":
+    def outlay(self, workers: int | None) -> Outlay:
         """What the runs take: counted, and from a few timed steps of the baseline."""
-        base, timed_arm = self.arms[BASELINE], self._arm(BASELINE, {})
-        accelerator = base.trainer.strategy.root_device.type
-        steps, old_threads = TrainingSteps(timed_arm), torch.get_num_threads()
-        threads = threads_for(accelerator, torch.cuda.device_count(), resident_bytes(), workers)
-        torch.set_num_threads(threads)
-        try:
-            timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
-        finally:
-            torch.set_num_threads(old_threads)
         runs = 1 + self.experiment.looks[-1] * (len(self.arms) + 1)
-        at_a_time = max(1, min(workers or len(cores()), len(cores()) // threads))
-        return Outlay(
-            parameters=parameters_of(base.architecture),
-            steps=base.steps,
-            flops=None if (flops := flops_of(base)) is None else flops * base.steps,
-            runs=runs,
-            seconds=timing.median * base.steps * runs / at_a_time,
-        )
+        return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers)
 
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""
@@ -325,53 +284,3 @@ def tuned_value(arm: Arm, experiment: Experiment) -> float | None:
     if type(value) not in (int, float) or not value > 0:
         raise ValueError(f"tune.option {option} of {titled(arm.name)} is {value!r}, expected a number above 0")
     return float(value)
-
-
-def refuse_unsuitable(base: Arm, metrics: Sequence[str]) -> None:
-    """Refuse a baseline whose runs have no result to compare.
-
-    Raises:
-        ValueError: It does not validate, writes no run, or has no known length.
-    """
-    trainer = base.options["trainer"]
-    if not isinstance(base.data, TokenDataModule):
-        class_path = f"{type(base.data).__module__}.{type(base.data).__qualname__}"
-        raise ValueError(f"the baseline has data.class_path {class_path}: pairs need the data.seed of TokenDataModule")
-    if trainer.get("limit_val_batches") == 0:
-        raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
-    if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):
-        raise ValueError(f"the baseline has trainer.{switch}, which writes no run: leave it out")
-    if BITS_PER_BYTE in metrics and base.data.bytes_per_token is None:
-        raise ValueError(f"metric {BITS_PER_BYTE}: the token files are raw, so their bytes are not known: use val_loss")
-    _ = base.steps  # it is known
-
-
-def refuse_incomparable(base: Arm, arm: Arm, metrics: Sequence[str]) -> None:
-    """Refuse a variant whose runs would be no pairs with those of the baseline.
-
-    Raises:
-        ValueError: It changes data, validation, the number of steps, or the scale of the initial values.
-    """
-    base_data, data = base.options["data"], arm.options["data"]
-    for option in OF_INITIAL_VALUES:
-        if getattr(base.architecture, option) != getattr(arm.architecture, option):
-            advice = "a pair starts from the same values: give it to the baseline, or leave it out"
-            raise ValueError(f"{arm.name} changes {ARCHITECTURE}{option}: {advice}")
-    names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
-    changed = [name for name in names if base_data.get(name) != data.get(name)]
-    trainer = [name for name in PAIRED if base.options["trainer"].get(name) != arm.options["trainer"].get(name)]
-    has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
-    if changed and set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
-        changed = [] if {*metrics} == {BITS_PER_BYTE} else changed
-        advice = f"losses per token cannot be compared: set metric: {BITS_PER_BYTE}, which the same text allows"
-    else:
-        advice = "a pair needs the same batches and validation text: leave it out"
-    if "max_steps" in trainer:
-        advice = "match says how many steps a variant has: leave it out"
-    for option in (*(f"data.{name}" for name in changed), *(f"trainer.{name}" for name in trainer)):
-        raise ValueError(f"{arm.name} changes {option}: {advice}")
-
-
-def _text_of(arm: Arm) -> list[tuple[int, int]]:
-    """Bytes and documents of the validation text."""
-    return [(source.store.splits["val"].bytes, source.store.splits["val"].documents) for source in arm.data.sources]

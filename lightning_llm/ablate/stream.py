@@ -19,7 +19,7 @@ import yaml
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
-from lightning_llm.ablate.idea import MOST_PAIRS, Idea, Standing, standing
+from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, standing
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, write_hashed
 from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.ablate.results import Result, losses_of, run_seconds, trained
@@ -50,10 +50,12 @@ MOST_IDEAS = 9_999
 SET_BY_CONFIG = {"precision", "tf32"}  # of the environment: an adopted idea may change them
 BLOCK = 1000  # seeds between one baseline's and the next one's
 OWN = 100_000_000  # from here on, each place has a block of its own
-_CONFIRMING = MOST_PAIRS  # in the block of a place, the seeds of the pairs that confirm follow those of its own pairs
+_CONFIRMING = (
+    MOST_PAIRS_OF_IDEA  # in the block of a place, the seeds of the pairs that confirm follow those of its own pairs
+)
 
 _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
-_SETTINGS: dict[str, Schema] = {"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS), "workers": maybe(whole(1))}
+_SETTINGS: dict[str, Schema] = {"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS_OF_IDEA), "workers": maybe(whole(1))}
 _ASKED = record({"baseline": by_name(SHA256), "options": list_of(TEXT)})
 _FILE = record({"asked": _ASKED, **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
 _PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)

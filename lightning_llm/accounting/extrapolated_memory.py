@@ -16,8 +16,9 @@ from functools import cached_property
 from lightning_llm.accounting.memory import StepPoints, step_memory
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.symbolic import ENDS, Bytes, Point
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import CLASS_PATH, INIT_ARGS, name_of, option_of
+from lightning_llm.model.parts import name_of, option_of
 
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
 LONG = 3  # layers that show all there is to a run: its first, its last, and one between

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_llm.data.batches import IGNORED, Batch
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import CLASS_PATH, INIT_ARGS, arguments_of, name_of, option_of
+from lightning_llm.model.parts import arguments_of, name_of, option_of
 from lightning_llm.model.transformer import Transformer
 
 ROWS, CONTEXT, VOCAB = 4, 64, 67  # in float32, the memory-optimized MLP then runs in tiles

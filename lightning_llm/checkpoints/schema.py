@@ -74,7 +74,7 @@ def is_plain(value: object) -> bool:
     return is_kind and all(map(is_plain, values_in(value)))
 
 
-COUNT, POSITIVE, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
+COUNT, AT_LEAST_1, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
 RATE, BELOW_ONE = number(0, 1e6), number(0, math.nextafter(1, 0))
 BOOL, NULL = one_of(True, False), one_of(None)
 HASH = check("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
@@ -88,13 +88,13 @@ PLAIN = check("a plain value", is_plain)
 
 # ---- the schema
 
-BEST = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
+BEST_FIELDS = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
     "InputHashes": open_record(
         {"initial_values": mapping(TEXT, TEXT), "batches": HASH}, {"batches_at": mapping(STEP_NAME, HASH)}
     ),
     "ResumeDiff": open_record({"options": mapping(TEXT, PLAIN)}, {"changes": list_of(TEXT)}),
-    "RunCheckpoints": open_record(BEST, {"turn": COUNT}),
+    "RunCheckpoints": open_record(BEST_FIELDS, {"turn": COUNT}),
     "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
 }
 MODEL_CHECKPOINT = open_record(  # Lightning's, which removes files of these names
@@ -131,12 +131,14 @@ SCHEDULER = {
     "lr_lambdas": list_of(maybe(PLAIN_DICT)),
     **dict.fromkeys(("_is_initial", "_get_lr_called_within_step"), BOOL),
 }
-DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), POSITIVE)
+DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), AT_LEAST_1)
 PRECISIONS = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-engine transformer-engine-float16"
 # a run with precision auto takes it over
-EXECUTION = {"precision": one_of(*PRECISIONS.split()), "threads": POSITIVE, "device": TEXT, "tf32": BOOL}
-EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
-OWN = open_record({"format_version": POSITIVE, "tokenizer": maybe(TEXT)}, {"execution": open_record({}, EXECUTION)})
+EXECUTION_FIELDS = {"precision": one_of(*PRECISIONS.split()), "threads": AT_LEAST_1, "device": TEXT, "tf32": BOOL}
+EXECUTION_FIELDS |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
+OWN = open_record(
+    {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)}, {"execution": open_record({}, EXECUTION_FIELDS)}
+)
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
     VERSION: TEXT,

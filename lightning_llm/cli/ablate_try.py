@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import local
 from lightning_llm.ablate.arm import BASELINE, Arm
-from lightning_llm.ablate.idea import IDEA, MOST_PAIRS
+from lightning_llm.ablate.idea import IDEA, MOST_PAIRS_OF_IDEA
 from lightning_llm.ablate.matching import Flops, matches_in_words
 from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--give-up", action="store_true", help="end an idea that was interrupted, without a decision")
     about = "expected share of useless ideas among the adopted ones, for a new stream"
     add("--alpha", type=float, metavar="SHARE", help=f"{about} (default: {default.alpha:g})")
-    about = f"maximum number of pairs of an idea, {LEAST} to {MOST_PAIRS}, for a new stream"
+    about = f"maximum number of pairs of an idea, {LEAST} to {MOST_PAIRS_OF_IDEA}, for a new stream"
     add("--most", type=int, metavar="N", help=f"{about} (default: {default.most})")
     add("--budget", metavar="TIME", help="time that all runs of the stream may take together, such as 30m or 8h")
     add("--json", action="store_true", help="print the verdict as one JSON object")

@@ -19,12 +19,11 @@ from lightning_llm.cli.command_line import given_option, option_values
 from lightning_llm.cli.errors import named
 from lightning_llm.cli.jobs import lost_contact
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.trust import TRUSTED, import_trusted, is_custom, not_found
+from lightning_llm.io.trust import CLASS_PATH, TRUSTED, import_trusted, is_custom, not_found
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.module import LanguageModel
 
-CLASS_PATH = "class_path"
 BASES: dict[str, tuple[type, type, str]] = {  # section: what a class must derive from, the default, which may be given
     "model": (LanguageModel, LanguageModel, "a subclass of LanguageModel"),
     "data": (LightningDataModule, TokenDataModule, "any LightningDataModule"),

@@ -5,11 +5,11 @@
 
 import argparse
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
@@ -25,34 +25,37 @@ if TYPE_CHECKING:
 Found = Mapping[str, list["Finding"]]  # by precision
 
 ARCHITECTURE, ALL, BASE = "model.architecture.", "all", "base"
-# What can vary, and the values that an option without one, or `all`, stands for. Other architecture options can, too.
-VARIES: dict[str, tuple[Any, ...]] = {
-    f"{ARCHITECTURE}checkpoint_level": (0, 1, 2),
-    f"{ARCHITECTURE}recompute": ("mlp", "attention", "block"),
-    "model.loss_chunks": (0, 1, 3),
-    "data.micro_batch_size": (1, 3),
-    "trainer.precision": ("32-true", "bf16-true", "bf16-mixed"),
-    "model.compile_mode": ("default",),
-    "trainer.devices": (2,),
-    "trainer.strategy": ("fsdp2",),
-    "kernels": ("triton",),
-    "decoding": ("cached",),
-    "export": ("transformers",),
-}
-ANY_VALUE = (f"{ARCHITECTURE}checkpoint_level", f"{ARCHITECTURE}recompute", "model.loss_chunks")
-MORE_VALUES = {"data.micro_batch_size": (2, 4), "trainer.precision": ("64-true",)}
-# The fields of a Setting that it sets
-FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "model.loss_chunks": lambda value: {"loss_chunks": value},
-    "data.micro_batch_size": lambda value: {"micro_batch": value},
-    "trainer.precision": lambda value: {"precision": value},
-    "model.compile_mode": lambda value: {"compile_mode": value},
-    "trainer.devices": lambda value: {"processes": value},
-    "trainer.strategy": lambda value: {"strategy": value, "processes": 2},
+
+
+class Vary(NamedTuple):
+    """An option that can vary.
+
+    Attributes:
+        values: What the option without a value, or ``all``, stands for.
+        field: The field of a ``Setting`` that it sets; empty: none.
+        more: Further values that it takes.
+        also: What else it sets.
+    """
+
+    values: tuple[Any, ...]
+    field: str = ""
+    more: tuple[Any, ...] = ()
+    also: Mapping[str, Any] = MappingProxyType({})
+
+
+VARIES = {  # and any other option of the architecture
+    f"{ARCHITECTURE}checkpoint_level": Vary((0, 1, 2)),
+    f"{ARCHITECTURE}recompute": Vary(("mlp", "attention", "block")),
+    "model.loss_chunks": Vary((0, 1, 3), "loss_chunks"),
+    "data.micro_batch_size": Vary((1, 3), "micro_batch", more=(2, 4)),
+    "trainer.precision": Vary(("32-true", "bf16-true", "bf16-mixed"), "precision", more=("64-true",)),
+    "model.compile_mode": Vary(("default",), "compile_mode"),
+    "trainer.devices": Vary((2,), "processes"),
+    "trainer.strategy": Vary(("fsdp2",), "strategy", also={"processes": 2}),
     # the interpreter truncates to bfloat16 where a GPU rounds
-    "kernels": lambda value: {"interpreted": True, "precision": "32-true"},
-    "decoding": lambda value: {"form": value},
-    "export": lambda value: {"form": value},
+    "kernels": Vary(("triton",), also={"interpreted": True, "precision": "32-true"}),
+    "decoding": Vary(("cached",), "form"),
+    "export": Vary(("transformers",), "form"),
 }
 
 
@@ -60,7 +63,7 @@ def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("--config", "-c", required=True, action="append", metavar="FILE", help="a config for fit; repeatable")
     about = f"an option and the values to compare, or {ALL}; repeatable. Options: {ARCHITECTURE}NAME, "
-    about += ", ".join(FIELDS)
+    about += ", ".join(option for option in VARIES if not option.startswith(ARCHITECTURE))
     add("--vary", action="append", default=[], metavar="OPTION[=VALUE,…]", help=about)
     about = "compare a part with your own function, called as function(part, x, …) instead of the part's forward"
     add("--against", metavar="MODULE:FUNCTION", help=about)
@@ -98,10 +101,13 @@ def run_same(options: argparse.Namespace) -> int:
     for name, of_setting in found.items():
         print("\n".join(_in_words(name, of_setting, with_table=options.table)))
     if options.json is not None:
-        write_json(options.json, {name: _plain(of_setting) for name, of_setting in found.items()})
-    return int(
-        any(finding.differs for of_setting in found.values() for each in of_setting.values() for finding in each)
-    )
+        write_json(options.json, {name: dict(_rows(of_setting)) for name, of_setting in found.items()})
+    return int(any(one.differs for of_setting in found.values() for each in of_setting.values() for one in each))
+
+
+def _rows(found: Found) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for precision, each in found.items():
+        yield precision, [{**one._asdict(), "differs": one.differs} for one in each]
 
 
 def _base(options: argparse.Namespace) -> "Setting":
@@ -135,26 +141,26 @@ def _pairs(word: str) -> Iterator[tuple[str, str]]:
     """The options and values that a --vary stands for: (option, value)."""
     name, equals, value = word.partition("=")
     if word == ALL:
-        yield from ((option, str(value)) for option, values in VARIES.items() for value in values)
+        yield from ((option, str(value)) for option, vary in VARIES.items() for value in vary.values)
         return
     option = next((option for option in VARIES if name in (option, option.rpartition(".")[2])), name)
     if option not in VARIES and not (option.startswith(ARCHITECTURE) and equals):
         known = ", ".join([*(each.rpartition(".")[2] for each in VARIES), f"{ARCHITECTURE}NAME=VALUE", ALL])
         raise ValueError(f"--vary {shown(word)} is not supported: choose among {known}")
     values = value.split(",") if equals and value[:1] not in ("[", "{") else [value]
-    yield from ((option, each) for each in (values if equals else map(str, VARIES[option])))
+    yield from ((option, each) for each in (values if equals else map(str, VARIES[option].values)))
 
 
 def _with(base: "Setting", option: str, value: Any) -> "Setting":
     """The base with an option changed."""
-    accepted = sorted((*VARIES.get(option, ()), *MORE_VALUES.get(option, ())), key=str)
-    if option in FIELDS and option not in ANY_VALUE and value not in accepted:
-        raise ValueError(f"it takes {', '.join(map(str, accepted))}")
-    if option == "model.loss_chunks" and (type(value) is not int or value < 0):
-        raise ValueError("it takes a whole number of at least 0")
-    if option in FIELDS:
-        return dataclasses.replace(base, **FIELDS[option](value))
     name = option.removeprefix(ARCHITECTURE)
+    if name == option:
+        vary = VARIES[option]
+        if vary.field == "loss_chunks" and (type(value) is not int or value < 0):
+            raise ValueError("it takes a whole number of at least 0")
+        if vary.field != "loss_chunks" and value not in (accepted := sorted((*vary.values, *vary.more), key=str)):
+            raise ValueError(f"it takes {', '.join(map(str, accepted))}")
+        return dataclasses.replace(base, **({vary.field: value} if vary.field else {}), **vary.also)
     if name not in {field.name for field in dataclasses.fields(base.config)}:
         raise ValueError("there is no such option of the architecture")
     return dataclasses.replace(base, config=dataclasses.replace(base.config, **{name: value}))
@@ -195,16 +201,17 @@ def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) ->
             except ValueError as error:
                 raise ValueError(str(error) if name == BASE else f"--vary {name}: {error}") from error
             for precision, each in found.items():
-                ratios = (_ratio([one for one in each if one.phase == phase]) for phase in ("forward", "backward"))
-                print(f"{name:<36} {precision:<11} {' '.join(f'{ratio:>9}' for ratio in ratios)}")
+                print(f"{name:<36} {precision:<11} {_ratios(each)}")
             yield name, found
         print()
     finally:
         torch.set_num_threads(threads)
 
 
-def _ratio(findings: list["Finding"]) -> str:
-    return f"{max(one.ratio for one in findings):.2g}" if findings else "-"
+def _ratios(findings: list["Finding"]) -> str:
+    """The largest ratio of forward and of backward, as two columns."""
+    of_phase = {phase: [one.ratio for one in findings if one.phase == phase] for phase in ("forward", "backward")}
+    return " ".join(f"{max(ratios):>9.2g}" if ratios else f"{'-':>9}" for ratios in of_phase.values())
 
 
 def _in_words(name: str, found: Found, *, with_table: bool) -> Iterator[str]:
@@ -222,19 +229,6 @@ def _in_words(name: str, found: Found, *, with_table: bool) -> Iterator[str]:
         return
     yield f"\n  {'module':<36} {'forward':>9} {'backward':>9}   ({precision})"
     for module in dict.fromkeys(one.module for one in found[precision]):
-        of_module = [one for one in found[precision] if one.module == module]
-        ratios = [_ratio([one for one in of_module if one.phase == phase]) for phase in ("forward", "backward")]
-        mark = "   differs first" if first is not None and module == first.module else ""
-        yield f"  {module:<36} {ratios[0]:>9} {ratios[1]:>9}{mark}"
+        ratios = _ratios([one for one in found[precision] if one.module == module])
+        yield f"  {module:<36} {ratios}{'   differs first' if first and module == first.module else ''}"
     yield ""
-
-
-def _plain(found: Found) -> dict[str, list[dict[str, Any]]]:
-    """For JSON, which has no infinity."""
-    return {
-        precision: [
-            {key: value if not isinstance(value, float) or math.isfinite(value) else None for key, value in row.items()}
-            for row in ({**one._asdict(), "differs": one.differs} for one in each)
-        ]
-        for precision, each in found.items()
-    }

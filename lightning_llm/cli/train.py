@@ -37,7 +37,7 @@ from lightning_llm.cli.process import interrupts, is_first_process, quieten
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
-from lightning_llm.io.trust import TRUST_CODE
+from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.runs.directory import CONFIG, JOB
 from lightning_llm.runs.find import find_checkpoint, run_of, step_in
@@ -180,7 +180,7 @@ class TrainingCLI(LightningCLI):
         """Model, data and trainer; the seed of ``seed_everything`` is that of the initial weights too."""
         config = self.config.clone()
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
-            config.pop(f"{self.subcommand}.{section}.{custom_classes.CLASS_PATH}")
+            config.pop(f"{self.subcommand}.{section}.{CLASS_PATH}")
         custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
         with custom_classes.blaming(*self.classes.values()):
             self.config_init = self.parser.instantiate_classes(config)

@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_llm.data.batches import Batch, Starts, WindowReader
-from lightning_llm.data.order import WindowOrder
+from lightning_llm.data.order import GOLDEN, WindowOrder
 from lightning_llm.data.token_store import TokenStore, sha256
 
 _MODULUS = 1 << 64
-_STEP = 0x9E3779B97F4A7C15  # the golden ratio's fraction times 2^64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +82,7 @@ def train_order(sources: Sequence[MixtureSource], context_length: int, seed: int
     """The order of the run. The first source's own order is that of a run with it alone."""
     sizes = _train_sizes(sources)
     orders = [
-        WindowOrder(num_tokens=size, context_length=context_length, seed=seed + number * _STEP)
+        WindowOrder(num_tokens=size, context_length=context_length, seed=seed + number * GOLDEN)
         for number, size in enumerate(sizes)
     ]
     return orders[0] if len(orders) == 1 else MixtureOrder(orders, sizes, [s.weight for s in sources], seed=seed)
@@ -131,7 +130,7 @@ class MixtureOrder:
         self, orders: Sequence[WindowOrder], sizes: Sequence[int], weights: Sequence[float], *, seed: int
     ) -> None:
         self._orders, self._first_tokens = list(orders), first_tokens(sizes)
-        self._phase = seed * _STEP**2 % _MODULUS
+        self._phase = seed * GOLDEN**2 % _MODULUS
         shares = [0.0, *accumulate(weights)]
         self._edges = [int(share / shares[-1] * _MODULUS) for share in shares]
 
@@ -140,7 +139,7 @@ class MixtureOrder:
 
         Positions in the address space of all sources together.
         """
-        numbers = np.arange(first, first + count, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(self._phase)
+        numbers = np.arange(first, first + count, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(self._phase)
         source = np.searchsorted(np.array(self._edges[1:-1], dtype=np.uint64), numbers, side="right")
         starts = np.empty(count, dtype=np.int64)
         for number, order in enumerate(self._orders):
@@ -155,7 +154,7 @@ class MixtureOrder:
         Of the numbers x, those with x mod M < e are counted by ⌊x / M⌋ - ⌊(x - e) / M⌋. The first term cancels.
         """
         edges = self._edges[source : source + 2]
-        low, high = (_floor_sum(sequence, _MODULUS, _STEP, self._phase - edge) for edge in edges)
+        low, high = (_floor_sum(sequence, _MODULUS, GOLDEN, self._phase - edge) for edge in edges)
         return low - high
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 # Luby and Rackoff need four rounds for 2^n inputs; a domain of a few bits mixes worse, hence twice as many.
 ROUNDS = 8
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction times 2^64
 _MASK = (1 << 64) - 1
 
 UInt64 = NDArray[np.uint64]
@@ -77,8 +77,8 @@ class WindowOrder:
 
     def _epoch_keys(self, epochs: UInt64) -> UInt64:
         """Key of the offset and of each round, one column per epoch."""
-        epoch_keys = _mixed(_mixed(self._seed + np.uint64(_GOLDEN)) + epochs)
-        steps = np.array([k * _GOLDEN & _MASK for k in range(1, ROUNDS + 2)], dtype=np.uint64)
+        epoch_keys = _mixed(_mixed(self._seed + np.uint64(GOLDEN)) + epochs)
+        steps = np.array([k * GOLDEN & _MASK for k in range(1, ROUNDS + 2)], dtype=np.uint64)
         keys: UInt64 = _mixed(epoch_keys + steps[:, None])
         return keys
 

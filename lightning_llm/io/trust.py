@@ -40,6 +40,7 @@ from lightning_llm.io.config_file import parse_yaml
 from lightning_llm.io.untrusted import shown, values_in
 
 PACKAGE = "lightning_llm."
+CLASS_PATH, INIT_ARGS = "class_path", "init_args"  # of a class in a config
 TRUSTED: set[str] = set()  # custom paths that the user typed, trusts, or was shown
 TRUST_CODE = "--trust-code"
 # The classes that Lightning and torch have for an option, which short names stand for

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_llm.measure.attribution import module_label
-from lightning_llm.measure.recorder import Array, Arrays, Trace
+from lightning_llm.measure.recorder import Array, Trace
 
 FACTOR = 2.0  # of what rounding explains
 UNITS_OF_A_SUM = 8  # the error of a single number, such as the loss, is small by chance in some runs
@@ -88,21 +88,16 @@ class _Comparison:
         self, label: str, phase: str, what: str, value: Array, kind: str, key: str, size: float = 0.0
     ) -> Finding:
         """A tensor of the run, and that of the judge: of a kind in its trace, by a key there."""
-        truth = self._of(self.judge, kind)[key]
+        truth: Array = getattr(self.judge, kind)[key]
         scale = _norm(truth) or size or 1.0
         rounding = [
-            factor * _distance(self._of(trace, kind)[key], truth)
+            factor * _distance(getattr(trace, kind)[key], truth)
             for trace, factor in self._noises
-            if key in self._of(trace, kind)
+            if key in getattr(trace, kind)
         ]
         unit = self._unit * (UNITS_OF_A_SUM if truth.ndim == 0 else 1)
         allowed = FACTOR * max([unit * max(size, _norm(truth)), *rounding])
         return Finding(label, phase, what, _distance(value, truth) / scale, allowed / scale)
-
-    @staticmethod
-    def _of(trace: Trace, kind: str) -> Arrays:
-        arrays: Arrays = getattr(trace, kind)
-        return arrays
 
 
 def _with_same_input(label: str, run: Trace, compare: _Comparison) -> str | None:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from lightning_llm.io.options import number, option, option_problems
-from lightning_llm.io.trust import refuse_custom
+from lightning_llm.io.trust import CLASS_PATH, refuse_custom
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.mup import mup_problems
 from lightning_llm.model.parts import (
     BUILT_IN,
-    CLASS_PATH,
     PARTIAL_ROPE,
     SHORT_NAMES,
     Part,
@@ -35,7 +34,7 @@ Recompute = Literal["none", "mlp", "attention", "block"]
 
 SWIGLUS = ("swiglu", "memory_optimized_swiglu")
 MOST_LAYERS = 2000  # twice the deepest that were trained (Wang et al. 2022, "DeepNet", arXiv:2203.00555)
-MOST_EXPERTS = 2**17  # in all layers; the most that were trained are 30,720 (Switch-C, arXiv:2101.03961)
+MOST_EXPERTS_IN_ALL = 2**17  # in all layers; the most that were trained are 30,720 (Switch-C, arXiv:2101.03961)
 MOST_SIZE = 2**40  # beyond it torch overflows
 MOST_PARAMETERS = 10**13  # several times the largest that were trained
 # What a field of a type accepts. Fields of type float say themselves what they accept.
@@ -233,9 +232,9 @@ class ModelConfig:
         assert self.intermediate_size is not None
         assert self.head_dim is not None
         experts = option_of("mlp", self.mlp, "num_experts") or 1
-        if (count := self.num_hidden_layers * experts) > MOST_EXPERTS:
+        if (count := self.num_hidden_layers * experts) > MOST_EXPERTS_IN_ALL:
             given = f"num_hidden_layers {self.num_hidden_layers} or mlp.num_experts {experts}"
-            yield f"the model would have {count} experts, more than {MOST_EXPERTS}: lower {given}"
+            yield f"the model would have {count} experts, more than {MOST_EXPERTS_IN_ALL}: lower {given}"
         wide = self.intermediate_size * experts
         layer = 2 * self.hidden_size * (self.num_attention_heads * self.head_dim + wide)
         positions = self.max_position_embeddings if self.position == "learned" else 0

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lightning_llm.io.trust import PACKAGE, is_custom
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS, PACKAGE, is_custom
 from lightning_llm.io.untrusted import field_name, is_number, shown
 
 Part = str | dict[str, Any]
 
-CLASS_PATH, INIT_ARGS = "class_path", "init_args"
 MOST_ARGUMENTS, MOST_NESTED = 1000, 4  # values among the arguments of a class, and lists or dicts inside one another
 MOST_EXPERTS = 4096
 REQUIRED = object()

@@ -4,10 +4,9 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from lightning_llm.io.trust import is_custom
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS, is_custom
 
-WRAPPERS = ("model", "architecture", "init_args", "class_path")  # add nothing to the rest of a name
-CLASS_PATH = "class_path"
+WRAPPERS = ("model", "architecture", INIT_ARGS, CLASS_PATH)  # add nothing to the rest of a name
 
 # Where a run writes and what it shows. Whatever may affect loss, time or memory is not here.
 UNCOMPARED = (

@@ -90,7 +90,7 @@ def student(alpha: ArrayLike, freedom: float) -> Any:
     return -special.stdtrit(freedom, np.asarray(alpha) / 2)
 
 
-def failures(lost: int, runs: int, base_lost: int, base_runs: int) -> float:
+def p_of_failures(lost: int, runs: int, base_lost: int, base_runs: int) -> float:
     """The p of a two-sided test on how many runs of two sides have diverged.
 
     Fisher's exact test (1935, "The Design of Experiments", section 21.02): given all that diverged, twice the

@@ -27,12 +27,12 @@ from numpy.typing import ArrayLike
 from lightning_llm.statistics.estimates import Array, student, two_sided
 
 PATHS = 500_000  # of the simulation: boundaries are within 0.02 at alpha 0.05
-FEWEST = 50  # paths at a look that make a boundary
+FEWEST_PATHS = 50  # paths at a look that make a boundary
 # the boundaries between them are interpolated
 ALPHAS, _LOG_ALPHAS = np.geomspace(1e-4, 1, 80), np.linspace(math.log(1e-4), 0, 80)
 RHO = 2.0  # of the planned looks: ``python -m benchmarks ablate --shapes looks`` compares 1, 2 and 3
 RESERVE = 0.2  # of alpha, for the looks after the last planned one
-GROWTH, MOST_PAIRS = 1.5, 1000  # of the number of pairs from one of them to the next; there is none beyond
+GROWTH, LAST_LOOK = 1.5, 1000  # of the number of pairs from one of them to the next; there is none beyond
 _LARGE = 1e100  # in place of an infinite t
 
 
@@ -158,7 +158,7 @@ def spending(planned: Sequence[int], rho: float = RHO, further: int = 0, reserve
 def further_looks(last: int) -> list[int]:
     """The numbers of pairs after the last planned one, at each of which half as many are added."""
     looks = []
-    while (last := math.ceil(GROWTH * last)) <= MOST_PAIRS:
+    while (last := math.ceil(GROWTH * last)) <= LAST_LOOK:
         looks.append(last)
     return looks
 
@@ -167,7 +167,7 @@ def further_looks(last: int) -> list[int]:
 def boundaries(looks: tuple[int, ...], spent: tuple[float, ...]) -> Array:
     """Critical values at each of ``ALPHAS`` and each look, shape (alphas, looks), from ``PATHS`` seeded paths.
 
-    Where a look spends so little that fewer than ``FEWEST`` paths would end there, its boundary is that of a look by
+    Where a look spends so little that fewer than ``FEWEST_PATHS`` would end there, its boundary is that of a look by
     itself: it spends less than its share, never more.
 
     A path needs no single differences: between two looks, the sum of ``b`` standard normal values is normal, and the
@@ -189,7 +189,7 @@ def boundaries(looks: tuple[int, ...], spent: tuple[float, ...]) -> Array:
         is_open = paths[0] < critical[row, 0]
         for number in range(1, len(looks)):
             share = spent_alpha[number] - spent_alpha[number - 1]
-            if PATHS * share < FEWEST:
+            if PATHS * share < FEWEST_PATHS:
                 critical[row, number] = student(share, looks[number] - 1)
                 is_open &= paths[number] < critical[row, number]
                 continue

@@ -303,7 +303,7 @@ class _Counts:
 
     @property
     def p(self) -> float:
-        return estimates.failures(self.lost, self.runs, self.base_lost, self.base_runs)
+        return estimates.p_of_failures(self.lost, self.runs, self.base_lost, self.base_runs)
 
     @property
     def direction(self) -> str:

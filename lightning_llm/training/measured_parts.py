@@ -17,16 +17,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Shared
-from lightning_llm.model.parts import CLASS_PATH, INIT_ARGS, arguments_of, name_of, option_of
+from lightning_llm.model.parts import arguments_of, name_of, option_of
 from lightning_llm.model.position import Position
 from lightning_llm.ops.dispatch import matmul_dtype
 
-MOST_ELEMENTS, MOST_EXPERTS, MOST_ACTIVATIONS = 1 << 25, 256, 1 << 24  # of a built-in part that is measured as it is
+MOST_ELEMENTS, MEASURED_EXPERTS, MOST_ACTIVATIONS = (
+    1 << 25,
+    256,
+    1 << 24,
+)  # of a built-in part that is measured as it is
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
 IN_LAYERS = ("attention", "mlp", "block")
 WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
@@ -107,7 +112,7 @@ def _shrunk(kind: str, config: ModelConfig, seq: int) -> tuple[ModelConfig, int]
 
     def fits(scale: int) -> bool:
         if kind == "mlp":
-            is_small = 3 * hidden * wide * experts <= MOST_ELEMENTS * scale**3 and experts <= MOST_EXPERTS * scale
+            is_small = 3 * hidden * wide * experts <= MOST_ELEMENTS * scale**3 and experts <= MEASURED_EXPERTS * scale
             return is_small and 2 * seq * top_k * (hidden + wide) <= MOST_ACTIVATIONS * scale
         projections = 2 * hidden * (config.head_dim or 1) * (heads + kv_heads)
         return projections <= 2 * MOST_ELEMENTS * scale**2 and heads * seq**2 <= MOST_ACTIVATIONS * scale

@@ -32,8 +32,8 @@ from lightning_llm.training.environment import environment_of, print_changes, se
 from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.preflight import check_batch, check_setup
-from lightning_llm.training.run_length import follow_metrics, scheduler_of, start_waiting
 from lightning_llm.training.schedule_free import switch_weights
+from lightning_llm.training.schedulers import follow_metrics, scheduler_of, start_waiting
 from lightning_llm.training.step_loss import StepLoss
 
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes without CUDA graphs

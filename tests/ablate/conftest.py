@@ -8,9 +8,38 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.ladder import SIZES, freeze_ladder, ladder_of
+from lightning_llm.ablate.options import arguments_of
 from lightning_llm.ablate.plan import code_hash, freeze
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.worker import work
+from lightning_llm.cli.ablate_arm import read_arm
+
+ARM_OPTIONS = {
+    "model.architecture.hidden_size": 32,
+    "model.architecture.num_hidden_layers": 2,
+    "model.architecture.num_attention_heads": 2,
+    "data.tokenizer": "char",
+    "data.context_length": 16,
+    "data.global_batch_size": 8,
+    "data.micro_batch_size": 4,
+    "trainer.max_steps": 6,
+    "trainer.accelerator": "cpu",
+    "trainer.gradient_clip_val": 1.0,
+    "keep_freed_memory": False,
+}
+
+
+@pytest.fixture
+def make_arm(text_file, tmp_path, monkeypatch):
+    """``make_arm(name)``: an arm; ``wide`` has a wider MLP."""
+    monkeypatch.chdir(tmp_path)
+
+    def arm(name):
+        width = {"model.architecture.intermediate_size": 1024} if name == "wide" else {}
+        return read_arm(name, [], arguments_of({**ARM_OPTIONS, "data.path": str(text_file), **width}))
+
+    return arm
+
 
 # Instead of the package, in the snapshot: writes what a run writes, with a loss that its config and its seed decide
 STAND_IN = """

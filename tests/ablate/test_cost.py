@@ -6,43 +6,15 @@ import pytest
 import torch
 
 from lightning_llm.ablate import cost
-from lightning_llm.ablate.options import arguments_of
-from lightning_llm.cli.ablate_arm import read_arm
 from lightning_llm.measure.timer import Timing
-
-OPTIONS = {
-    "model.architecture.hidden_size": 32,
-    "model.architecture.num_hidden_layers": 2,
-    "model.architecture.num_attention_heads": 2,
-    "data.tokenizer": "char",
-    "data.context_length": 16,
-    "data.global_batch_size": 8,
-    "data.micro_batch_size": 4,
-    "trainer.max_steps": 6,
-    "trainer.accelerator": "cpu",
-    "trainer.gradient_clip_val": 1.0,
-    "keep_freed_memory": False,
-}
-
-
-@pytest.fixture
-def make(text_file, tmp_path, monkeypatch):
-    """``make(name)``: an arm; ``wide`` has a wider MLP."""
-    monkeypatch.chdir(tmp_path)
-
-    def arm(name):
-        width = {"model.architecture.intermediate_size": 1024} if name == "wide" else {}
-        return read_arm(name, [], arguments_of({**OPTIONS, "data.path": str(text_file), **width}))
-
-    return arm
 
 
 def weights(model):
     return {name: value.clone() for name, value in model.named_parameters()}
 
 
-def test_a_step_trains(make):
-    steps = cost.TrainingSteps(make("baseline"))
+def test_a_step_trains(make_arm):
+    steps = cost.TrainingSteps(make_arm("baseline"))
     before = weights(steps.model)
     steps.step()
     assert all(not torch.equal(value, before[name]) for name, value in weights(steps.model).items())
@@ -51,9 +23,9 @@ def test_a_step_trains(make):
     assert steps.peak_bytes() > 4 * fixed  # weights, gradients and two averages of AdamW
 
 
-def test_time_and_memory_of_each_side(make, monkeypatch):
+def test_time_and_memory_of_each_side(make_arm, monkeypatch):
     monkeypatch.setattr(cost, "ROUNDS", 2)
-    found = cost.measure(["baseline", "wide"], make, lambda line: None)
+    found = cost.measure(["baseline", "wide"], make_arm, lambda line: None)
     assert found["sides"].keys() == {"baseline", "wide"}
     assert found["sides"]["wide"]["peak_bytes"] > found["sides"]["baseline"]["peak_bytes"]
     assert found["sides"]["baseline"]["ratio"] == 1.0

@@ -1,6 +1,10 @@
 """What an experiment needs next, from its plan and the runs that have ended."""
 
 import dataclasses
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.scheduler import Added, Run, state_of
@@ -91,6 +95,18 @@ def test_pairs_are_added_for_a_variant_that_has_a_verdict():
     assert state.needed == []
 
 
+def test_each_variant_gets_the_seeds_up_to_its_own_look():
+    ended = losses(6, {"a": -1.0})  # decided after 4 pairs, b not after 6
+    for seed in (4, 5):
+        del ended[Run("a", seed)]
+    more = state_of(EXPERIMENT, ended, added=[Added(2, ["a", "b"])])
+    assert names(more.needed) == [
+        "a,seed=4",
+        "a,seed=5",
+        *(f"{name},seed={s}" for s in (6, 7, 8) for name in ("baseline", "b")),
+    ]
+
+
 def test_a_diverged_run_is_counted_and_its_variant_gets_more_seeds_until_the_counts_decide():
     ended = losses(4, {}) | {Run("b", 1): None}
     state = state_of(EXPERIMENT, ended)
@@ -110,3 +126,26 @@ def test_a_diverged_run_of_the_baseline_silences_no_variant():
 
 def test_a_null_run_that_diverged_changes_no_verdict():
     assert state_of(EXPERIMENT, losses(4, {"a": 1.0, "b": 1.0}) | {Run("null", 0): None}).needed == []
+
+
+EFFECTS = st.fixed_dictionaries({name: st.sampled_from([-1.0, -1e-4, 0.0, 1.0]) for name in ("a", "b")})
+ADDED = st.lists(st.builds(Added, st.integers(1, 5), st.sampled_from([None, ["a"], ["a", "b"]])), max_size=2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(EFFECTS, ADDED, st.integers(0, 2**31), st.floats(0, 0.2))
+def test_it_ends_whatever_ends_first_and_what_it_did_not_need_changes_nothing(effects, added, seed, lost):
+    rng = random.Random(seed)
+    results = {run: None if rng.random() < lost else loss for run, loss in losses(40, effects).items()}
+    results[Run("baseline-again", 0)] = 3.0
+    ended = {}
+    for _ in range(400):
+        state = state_of(EXPERIMENT, ended, added=added)
+        if not state.needed:
+            break
+        assert not set(state.needed) & ended.keys()
+        some = rng.sample(state.needed, rng.randint(1, len(state.needed)))
+        ended |= {run: results[run] for run in some}
+    assert state.needed == []
+    assert state == state_of(EXPERIMENT, results, added=added)
+    assert all(verdict.pairs in state.looks for verdict in state.verdicts.values())

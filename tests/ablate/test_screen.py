@@ -8,6 +8,7 @@ import pytest
 from lightning_llm.ablate import screen
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, Spread
+from lightning_llm.ablate.outlay import Outlay
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.screen import (
@@ -20,7 +21,6 @@ from lightning_llm.ablate.screen import (
     show_table,
     warnings_of,
 )
-from lightning_llm.ablate.setup import Outlay
 from lightning_llm.ablate.worker import work
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.design import Design

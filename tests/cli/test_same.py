@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lightning_llm.__main__ import main
+from lightning_llm.cli import same
 
 PARTS = """
 import torch
@@ -94,7 +95,7 @@ def test_a_function_of_the_users(config, capsys):
 
 
 def test_all_leaves_out_what_does_not_apply(config, capsys, monkeypatch):
-    monkeypatch.setattr("lightning_llm.cli.same.VARIES", {"model.architecture.checkpoint_level": (0, 1)})
+    monkeypatch.setattr(same, "VARIES", {"model.architecture.checkpoint_level": same.Vary((0, 1))})
     assert main(["same", "--config", config(model={"architecture": {"mlp": "relu"}}), "--vary", "all"]) == 0
     out = capsys.readouterr().out
     assert "checkpoint_level=1 does not apply: checkpoint_level 1 needs mlp 'memory_optimized_swiglu'" in out

@@ -1,0 +1,64 @@
+"""Which arms may be compared: what would make their losses incomparable, or leave a run without one, is refused."""
+
+from collections.abc import Sequence
+
+from lightning_llm.ablate.arm import Arm
+from lightning_llm.ablate.matching import ARCHITECTURE
+from lightning_llm.data.datamodule import TokenDataModule
+
+BITS_PER_BYTE = "bits_per_byte"
+FREE_DATA = ("num_workers", "micro_batch_size", "predict_prompts")  # change no batch
+TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
+# Of the trainer: what a pair trains and validates on
+PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
+OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
+
+
+def refuse_unsuitable(base: Arm, metrics: Sequence[str]) -> None:
+    """Refuse a baseline whose runs have no result to compare.
+
+    Raises:
+        ValueError: It does not validate, writes no run, or has no known length.
+    """
+    trainer = base.options["trainer"]
+    if not isinstance(base.data, TokenDataModule):
+        class_path = f"{type(base.data).__module__}.{type(base.data).__qualname__}"
+        raise ValueError(f"the baseline has data.class_path {class_path}: pairs need the data.seed of TokenDataModule")
+    if trainer.get("limit_val_batches") == 0:
+        raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
+    if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):
+        raise ValueError(f"the baseline has trainer.{switch}, which writes no run: leave it out")
+    if BITS_PER_BYTE in metrics and base.data.bytes_per_token is None:
+        raise ValueError(f"metric {BITS_PER_BYTE}: the token files are raw, so their bytes are not known: use val_loss")
+    _ = base.steps  # it is known
+
+
+def refuse_incomparable(base: Arm, arm: Arm, metrics: Sequence[str]) -> None:
+    """Refuse a variant whose runs would be no pairs with those of the baseline.
+
+    Raises:
+        ValueError: It changes data, validation, the number of steps, or the scale of the initial values.
+    """
+    base_data, data = base.options["data"], arm.options["data"]
+    for option in OF_INITIAL_VALUES:
+        if getattr(base.architecture, option) != getattr(arm.architecture, option):
+            advice = "a pair starts from the same values: give it to the baseline, or leave it out"
+            raise ValueError(f"{arm.name} changes {ARCHITECTURE}{option}: {advice}")
+    names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
+    changed = [name for name in names if base_data.get(name) != data.get(name)]
+    trainer = [name for name in PAIRED if base.options["trainer"].get(name) != arm.options["trainer"].get(name)]
+    has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
+    if changed and set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
+        changed = [] if {*metrics} == {BITS_PER_BYTE} else changed
+        advice = f"losses per token cannot be compared: set metric: {BITS_PER_BYTE}, which the same text allows"
+    else:
+        advice = "a pair needs the same batches and validation text: leave it out"
+    if "max_steps" in trainer:
+        advice = "match says how many steps a variant has: leave it out"
+    for option in (*(f"data.{name}" for name in changed), *(f"trainer.{name}" for name in trainer)):
+        raise ValueError(f"{arm.name} changes {option}: {advice}")
+
+
+def _text_of(arm: Arm) -> list[tuple[int, int]]:
+    """Bytes and documents of the validation text."""
+    return [(source.store.splits["val"].bytes, source.store.splits["val"].documents) for source in arm.data.sources]

@@ -1,0 +1,58 @@
+"""What all runs of an experiment take: counted, and from a few timed steps of the baseline."""
+
+from typing import NamedTuple
+
+import torch
+
+from lightning_llm.ablate.arm import Arm
+from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
+from lightning_llm.ablate.local import cores, threads_for
+from lightning_llm.measure.gauges import resident_bytes
+from lightning_llm.measure.timer import interleave
+
+TIMED = 10  # steps of the baseline, for the time of its runs
+
+
+class Outlay(NamedTuple):
+    """What the runs of an experiment take.
+
+    Attributes:
+        parameters: Of the baseline.
+        steps: Of a run of the baseline.
+        flops: Counted, of such a run; ``None``: it has parts that cannot be counted.
+        runs: At most.
+        seconds: Of all training steps, without validation.
+    """
+
+    parameters: int
+    steps: int
+    flops: int | None
+    runs: int
+    seconds: float
+
+
+def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None) -> Outlay:
+    """What the runs of an experiment take.
+
+    Args:
+        arm: The baseline.
+        timed_arm: The same, which is used up.
+        runs: How many, at most.
+        workers: The most runs at a time that the user wants.
+    """
+    accelerator = arm.trainer.strategy.root_device.type
+    steps, old_threads = TrainingSteps(timed_arm), torch.get_num_threads()
+    threads = threads_for(accelerator, torch.cuda.device_count(), resident_bytes(), workers)
+    torch.set_num_threads(threads)
+    try:
+        timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
+    finally:
+        torch.set_num_threads(old_threads)
+    at_a_time = max(1, min(workers or len(cores()), len(cores()) // threads))
+    return Outlay(
+        parameters=parameters_of(arm.architecture),
+        steps=arm.steps,
+        flops=None if (flops := flops_of(arm)) is None else flops * arm.steps,
+        runs=runs,
+        seconds=timing.median * arm.steps * runs / at_a_time,
+    )

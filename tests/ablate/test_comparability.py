@@ -1,0 +1,80 @@
+"""Which arms may be compared: the refusals, and what the losses per byte of one text allow."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_llm.ablate.comparability import refuse_incomparable, refuse_unsuitable
+from lightning_llm.data.datamodule import TokenDataModule
+
+
+class Data(TokenDataModule):
+    """A module that knows its validation text only."""
+
+    sources, bytes_per_token = [], 1.0
+
+    def __init__(self):
+        pass
+
+
+def arm(name="variant", *, data=None, trainer=None, architecture=None, text=(1000, 3), bytes_per_token=1.0):
+    counts = SimpleNamespace(bytes=text[0], documents=text[1])
+    module = Data()
+    module.__dict__["sources"] = [SimpleNamespace(store=SimpleNamespace(splits={"val": counts}))]
+    module.__dict__["bytes_per_token"] = bytes_per_token
+    return SimpleNamespace(
+        name=name,
+        options={"data": data or {}, "trainer": trainer or {}},
+        architecture=SimpleNamespace(**{"initializer_range": 0.02, "mup": None, **(architecture or {})}),
+        data=module,
+        steps=10,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architecture": {"initializer_range": 0.1}}, "changes model.architecture.initializer_range: a pair starts"),
+        ({"data": {"seed": 2}}, "changes data.seed: a pair needs the same batches and validation text"),
+        ({"data": {"tokenizer": "char"}}, "changes data.tokenizer: losses per token cannot be compared"),
+        ({"data": {"tokenizer": "char"}, "text": (999, 3)}, "changes data.tokenizer: a pair needs the same batches"),
+        ({"trainer": {"max_steps": 20}}, "changes trainer.max_steps: match says how many steps"),
+        ({"trainer": {"limit_val_batches": 2}}, "changes trainer.limit_val_batches: a pair needs the same batches"),
+    ],
+)
+def test_what_makes_losses_incomparable_is_refused(changes, says):
+    with pytest.raises(ValueError, match=f"^variant {says}"):
+        refuse_incomparable(arm("baseline"), arm(**changes), ["val_loss"])
+
+
+def test_what_changes_no_batch_is_allowed_and_other_tokenizers_where_bytes_count():
+    free = arm(data={"num_workers": 2, "micro_batch_size": 4, "predict_prompts": ["a"]}, trainer={"precision": 16})
+    refuse_incomparable(arm("baseline"), free, ["val_loss"])
+    refuse_incomparable(arm("baseline"), arm(data={"tokenizer": "char"}), ["bits_per_byte"])
+    with pytest.raises(ValueError, match="losses per token cannot be compared"):  # of two metrics, one is per token
+        refuse_incomparable(arm("baseline"), arm(data={"tokenizer": "char"}), ["bits_per_byte", "val_loss"])
+    raw = arm(data={"tokenizer": "char"}, bytes_per_token=None)
+    with pytest.raises(ValueError, match="a pair needs the same batches"):
+        refuse_incomparable(arm("baseline"), raw, ["bits_per_byte"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric", "says"),
+    [
+        ({"trainer": {"limit_val_batches": 0}}, "val_loss", "limit_val_batches 0: there is no loss to compare"),
+        ({"trainer": {"barebones": True}}, "val_loss", "trainer.barebones, which writes no run"),
+        ({"trainer": {"fast_dev_run": 1}}, "val_loss", "trainer.fast_dev_run, which writes no run"),
+        ({"bytes_per_token": None}, "bits_per_byte", "metric bits_per_byte: the token files are raw"),
+    ],
+)
+def test_a_baseline_without_a_result_is_refused(changes, metric, says):
+    with pytest.raises(ValueError, match=says):
+        refuse_unsuitable(arm("baseline", **changes), [metric])
+    refuse_unsuitable(arm("baseline"), [metric])
+
+
+def test_pairs_need_the_data_module_of_this_project():
+    base = arm("baseline")
+    base.data = SimpleNamespace()
+    with pytest.raises(ValueError, match=r"data\.class_path types\.SimpleNamespace: pairs need the data\.seed"):
+        refuse_unsuitable(base, ["val_loss"])
