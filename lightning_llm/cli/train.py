@@ -201,7 +201,8 @@ class TrainingCLI(LightningCLI):
             raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
         trainer.dial = self.dial
-        own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved)]
+        resolved = self.resolved
+        own = [RankConsistencyCheck(resolved, self.checkpoint), ResumeDiff(resolved)]
         trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment

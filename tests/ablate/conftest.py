@@ -1,17 +1,20 @@
 """An experiment whose runs are done in no time by a stand-in for ``fit``."""
 
 import json
+import runpy
+import sys
+from contextlib import redirect_stderr
 from functools import partial
 
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from lightning_llm.ablate import worker
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.ladder import SIZES, freeze_ladder, ladder_of
 from lightning_llm.ablate.options import arguments_of
-from lightning_llm.ablate.plan import code_hash, freeze
+from lightning_llm.ablate.plan import CODE, code_hash, freeze
 from lightning_llm.ablate.results import COST, load_experiment
-from lightning_llm.ablate.worker import work
 from lightning_llm.cli.ablate_arm import read_arm
 
 ARM_OPTIONS = {
@@ -78,6 +81,32 @@ def main():
     (run / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
     return 0
 """
+
+
+class InThisProcess:
+    """In place of ``child.Child``, of which each one takes a quarter of a second: the stand-in, called."""
+
+    def __init__(self, out, arguments, *, log, **options):
+        self.main, self.arguments, self.log = out / CODE / "lightning_llm" / "__main__.py", arguments, log
+        log.parent.mkdir(exist_ok=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def status(self, wait_s):
+        with pytest.MonkeyPatch.context() as patch, self.log.open("a") as log, redirect_stderr(log):
+            patch.setattr(sys, "argv", ["main.py", *self.arguments])
+            return runpy.run_path(str(self.main))["main"]()
+
+
+def work(out, **options):
+    """As ``worker.work``, without processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "Child", InThisProcess)
+        worker.work(out, **options)
 
 
 @pytest.fixture

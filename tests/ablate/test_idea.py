@@ -10,8 +10,8 @@ from lightning_llm.ablate.idea import Idea, idea_in_words, standing, state_of_id
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
 from lightning_llm.ablate.scheduler import Run
-from lightning_llm.ablate.worker import work
 from lightning_llm.statistics.stream import CONFIRMATION
+from tests.ablate.conftest import work
 
 IDEA = Idea(place=1, threshold=20.0, most=6, first_confirming_seed=900)
 EXPERIMENT = Experiment(name="e", variants={"a": {}}, looks=(6,), first_seed=10)

@@ -15,9 +15,9 @@ from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.screen import show_report
 from lightning_llm.ablate.words import SECONDARY, cost_lines, noise_lines, verdict_lines
-from lightning_llm.ablate.worker import work
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
+from tests.ablate.conftest import work
 
 NAMES = {"pairs", "difference", "interval", "p", "p_adjusted", "verdict", "sd", "correlation", "diverged"}
 

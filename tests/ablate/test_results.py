@@ -8,8 +8,8 @@ from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch, load_experiment
 from lightning_llm.ablate.scheduler import Run
-from lightning_llm.ablate.worker import work
 from lightning_llm.runs.directory import WINDOWS
+from tests.ablate.conftest import work
 
 LONGER = {name: {"steps": 6 + (name == "a"), "tokenizer": "t"} for name in ("baseline", "null", "a")}
 A = {"effect": -0.5}

@@ -15,10 +15,9 @@ from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import Identity, reusable, take_needed
 from lightning_llm.ablate.scheduler import Run
-from lightning_llm.ablate.worker import work
 from lightning_llm.runs.list import list_runs
 from lightning_llm.runs.names import find_runs
-from tests.ablate.conftest import with_curves
+from tests.ablate.conftest import with_curves, work
 
 ENVIRONMENT = {"precision": "32-true"}
 BASE = Identity({"lr": 1}, "code", "text", "", ENVIRONMENT)

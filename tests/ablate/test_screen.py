@@ -21,10 +21,10 @@ from lightning_llm.ablate.screen import (
     show_table,
     warnings_of,
 )
-from lightning_llm.ablate.worker import work
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import Outlook, outlook
+from tests.ablate.conftest import work
 
 TUNE = {"option": "model.optimizer.init_args.lr", "factors": (0.5, 1.0, 2.0), "seeds": 2}
 

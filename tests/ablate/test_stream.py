@@ -25,8 +25,8 @@ from lightning_llm.ablate.stream import (
     verdict_of,
     write_current,
 )
-from lightning_llm.ablate.worker import work
 from lightning_llm.statistics.stream import StreamRule
+from tests.ablate.conftest import work
 
 CONTENT = {
     "asked": {"baseline": {"base.yaml": "0" * 64}, "options": []},

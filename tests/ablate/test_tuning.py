@@ -11,7 +11,7 @@ from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.scheduler import Run, state_of
 from lightning_llm.ablate.tuning import MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
-from lightning_llm.ablate.worker import work
+from tests.ablate.conftest import work
 
 RATE = "model.optimizer.init_args.lr"
 TUNE = Tune(RATE, [0.5, 1.0, 2.0], 2, {"baseline": 0.001, "a": 0.002})

@@ -27,12 +27,11 @@ from lightning_llm.ablate.plan import CONFIGS, PLAN
 from lightning_llm.ablate.results import Replay, load_experiment
 from lightning_llm.ablate.scheduler import Added, Run
 from lightning_llm.ablate.setup import Setup
-from lightning_llm.ablate.worker import work
 from lightning_llm.io.schema import POSITIVE
 from lightning_llm.measure.timer import Timing
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import outlook
-from tests.ablate.conftest import frozen
+from tests.ablate.conftest import frozen, work
 from tests.ablate.test_experiment import ROOT, SHIPPED
 from tests.cli.conftest import CONFIG
 

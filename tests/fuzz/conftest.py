@@ -12,10 +12,9 @@ import yaml
 from hypothesis import HealthCheck, Phase, settings
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.worker import work
 from lightning_llm.bench.harness import describe_machine
 from lightning_llm.cli import dashboard
-from tests.ablate.conftest import frozen
+from tests.ablate.conftest import frozen, work
 from tests.fuzz import watch
 
 FACTOR = float(os.environ.get("LIGHTNING_LLM_FUZZ", "1"))  # times as many draws, other ones at each run
