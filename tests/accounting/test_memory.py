@@ -100,7 +100,7 @@ def drawn(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-@drawn(60)
+@drawn(30)
 @given(configs(), steps)
 def test_against_the_meter_and_the_model(config, step):
     check(config, step)
@@ -121,7 +121,7 @@ SMALL_TILES = {
 }
 
 
-@drawn(8)
+@drawn(4)
 @given(configs(), steps)
 def test_with_many_tiles(config, step):
     with pytest.MonkeyPatch.context() as patch:

@@ -156,9 +156,8 @@ def test_a_mean_of_means_is_found(judge, monkeypatch):
 def test_other_parts(changes):
     base = Setting(config=tiny_config(ModelConfig(**{"num_attention_heads": 4, "dropout": 0.1, **changes})))
     judge = Judge(base)
-    settings = [base, dataclasses.replace(base, loss_chunks=2), dataclasses.replace(base, precision="bf16-mixed")]
-    settings += [dataclasses.replace(base, config=dataclasses.replace(base.config, recompute="block"))]
-    for setting in settings:
+    recomputed = dataclasses.replace(base.config, recompute="block")
+    for setting in (base, dataclasses.replace(base, config=recomputed, loss_chunks=2, precision="bf16-mixed")):
         assert not different(judge, setting)
 
 
@@ -205,6 +204,7 @@ def test_other_parameters_are_refused(judge, mlp):
         judge.findings(with_config(mlp=mlp))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"strategy": "ddp"}, {"strategy": "fsdp2"}], ids=["ddp", "fsdp2"])
 def test_two_processes(judge, changes):
     assert not different(judge, dataclasses.replace(BASE, processes=2, **changes))

@@ -35,8 +35,8 @@ def test_predictions_are_those_that_are_known():
 def test_shares_of_verdicts_are_compared_with_their_predictions(rows_of, monkeypatch, capsys):
     losses = np.random.default_rng(0).normal(3.0, 0.01, (64, 2))
     monkeypatch.setattr(ablate, "pool", lambda: losses)
-    monkeypatch.setattr(ablate, "NULLS", 200)
-    monkeypatch.setattr(ablate, "PLANTED", 50)
+    monkeypatch.setattr(ablate, "NULLS", 100)
+    monkeypatch.setattr(ablate, "PLANTED", 25)
     monkeypatch.setattr(ablate, "NULL_TOLERANCE", 0.04)
     monkeypatch.setattr(ablate, "POWER_TOLERANCE", 0.12)
     monkeypatch.setattr(ablate, "EFFECTS", (1.0,))

@@ -68,7 +68,7 @@ def test_a_store_has_the_tokens_that_were_written_or_is_refused(world):
         for name in store.splits:
             assert is_changed or np.array_equal(store.tokens(name), tokens[name]), name
 
-    @amount(40)
+    @amount(20)
     @given(
         st.sampled_from(["verify", *OF_STORE]),
         st.sampled_from([META, META, "tokenizer.json", "train.bin"]),
@@ -177,7 +177,7 @@ def test_a_folder_of_transformers_gives_its_weights_or_is_refused(world):
             if name in found
         )
 
-    @amount(40)
+    @amount(20)
     @given(st.sampled_from(["import", *OF_FOLDER]), st.sampled_from(names), edits(), raw_edits())
     def draw(command, name, drawn, raw):
         with world.copy("hf", "text.txt", "tiny.yaml", STORE) as (root, work):
