@@ -1,6 +1,6 @@
 """Which arms may be compared: what would make their losses incomparable, or leave a run without one, is refused."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.matching import ARCHITECTURE
@@ -11,6 +11,7 @@ FREE_DATA = ("num_workers", "micro_batch_size", "predict_prompts")  # change no 
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
+OTHER_BATCHES = "a pair needs the same batches and validation text: leave it out"
 OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
 
 
@@ -39,24 +40,31 @@ def refuse_incomparable(base: Arm, arm: Arm, metrics: Sequence[str]) -> None:
     Raises:
         ValueError: It changes data, validation, the number of steps, or the scale of the initial values.
     """
+    for option, advice in _changes(base, arm, metrics):
+        raise ValueError(f"{arm.name} changes {option}: {advice}")
+
+
+def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each option that makes the losses incomparable, and what to do about it."""
+    for name in OF_INITIAL_VALUES:
+        if getattr(base.architecture, name) != getattr(arm.architecture, name):
+            yield (
+                f"{ARCHITECTURE}{name}",
+                "a pair starts from the same values: give it to the baseline, or leave it out",
+            )
     base_data, data = base.options["data"], arm.options["data"]
-    for option in OF_INITIAL_VALUES:
-        if getattr(base.architecture, option) != getattr(arm.architecture, option):
-            advice = "a pair starts from the same values: give it to the baseline, or leave it out"
-            raise ValueError(f"{arm.name} changes {ARCHITECTURE}{option}: {advice}")
     names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
     changed = [name for name in names if base_data.get(name) != data.get(name)]
-    trainer = [name for name in PAIRED if base.options["trainer"].get(name) != arm.options["trainer"].get(name)]
     has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
-    if changed and set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
+    advice = OTHER_BATCHES
+    if set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
         changed = [] if {*metrics} == {BITS_PER_BYTE} else changed
         advice = f"losses per token cannot be compared: set metric: {BITS_PER_BYTE}, which the same text allows"
-    else:
-        advice = "a pair needs the same batches and validation text: leave it out"
-    if "max_steps" in trainer:
-        advice = "match says how many steps a variant has: leave it out"
-    for option in (*(f"data.{name}" for name in changed), *(f"trainer.{name}" for name in trainer)):
-        raise ValueError(f"{arm.name} changes {option}: {advice}")
+    yield from ((f"data.{name}", advice) for name in changed)
+    for name in PAIRED:
+        if base.options["trainer"].get(name) != arm.options["trainer"].get(name):
+            length = "match says how many steps a variant has: leave it out"
+            yield f"trainer.{name}", length if name == "max_steps" else OTHER_BATCHES
 
 
 def _text_of(arm: Arm) -> list[tuple[int, int]]:

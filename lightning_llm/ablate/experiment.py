@@ -87,7 +87,7 @@ def _match_in_file(value: object, name: str) -> Iterable[str]:
 
 
 def _parsed(match: Any) -> tuple[str, str | None]:
-    """The name of the check, and the option that it solves for."""
+    """The name of the rule, and the option that it solves for."""
     if isinstance(match, str) and "=" in match:
         rule, _, solved = match.partition("=")
         match = {rule: {"option": solved}}
@@ -117,8 +117,8 @@ class Experiment:
         looks: Numbers of pairs.
         precision: The half-width of the interval at which a comparison ends; ``None``: it ends with a verdict.
         first_seed: Of the pairs; the others follow.
-        match: What is equal on both arms: the name of a check in ``matching.MATCHES``.
-        solved: The option of the variants that the check solves for, if it does.
+        match: What is equal on both arms: the name of a rule in ``matching.MATCHES``.
+        solved: The option of the variants that the rule solves for, if it does.
         tune: The ``option`` that is tuned for each arm, the ``factors`` of its grid, and how many ``seeds``.
         baseline: Configs of ``fit``; later ones override earlier ones. A plan holds what they say.
         options: For all runs. A plan holds them with the baseline's.

@@ -52,7 +52,7 @@ class State:
         needed: Runs to start, in this order; none: it has ended.
         look: Pairs of the look that they are for, or of the last one.
         verdicts: Of each variant, at its last look; empty before the first.
-        undecided: Variants whose comparison has not ended.
+        undecided: Variants whose comparison has not ended; while runs are needed, those that they are for.
         looks: Numbers of pairs after which the results are tested: the planned ones, and those that were added.
         null: What the null variant's runs say, as if it were the only variant; ``None`` before the first look.
         tuning: What tuning has found, by arm; empty before its end.
@@ -83,8 +83,8 @@ def state_of(experiment: Experiment, losses: Losses, *, added: Sequence[Added] =
     if state.needed or tune is None:
         return state
     tuning = tuning_of(tune, arms, losses)
-    state = dataclasses.replace(state, needed=[Run(*run) for run in tuning.needed], tuning=tuning.sides)
-    best = {name: tuned.best for name, tuned in tuning.sides.items() if tuned.best is not None}
+    state = dataclasses.replace(state, needed=[Run(*run) for run in tuning.needed], tuning=tuning.arms)
+    best = {name: tuned.best for name, tuned in tuning.arms.items() if tuned.best is not None}
     if BASELINE not in best or len(best) == 1:
         return state
     names = {name: tune.tuned_name(name, value) for name, value in best.items()}

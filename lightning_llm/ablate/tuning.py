@@ -1,7 +1,7 @@
-"""Fair tuning: one option of every side on the same grid, until the best value of each side is inside it.
+"""Fair tuning: one option of every arm on the same grid, until the best value of each arm is inside it.
 
-Each side's own value is multiplied by the same factors, with the same seeds, which no verdict uses. If the best value
-of any side is the first or the last of the grid, the grid grows there for all sides. Then each side is trained once
+Each arm's own value is multiplied by the same factors, with the same seeds, which no verdict uses. If the best value
+of any arm is the first or the last of the grid, the grid grows there for all arms. Then each arm is trained once
 more, with the same seeds, at the lowest point of the parabola through its best mean loss and its two neighbors, over
 the logarithm of the value. The tuned value is that one if its mean loss is lower than the grid's best. A pure function
 of the plan and of the losses; no torch.
@@ -24,7 +24,7 @@ class Tune(NamedTuple):
         option: Of ``fit``.
         factors: Of the first grid, increasing.
         seeds: How many there are of each value.
-        values: The value that each side has without tuning.
+        values: The value that each arm has without tuning.
     """
 
     option: str
@@ -37,22 +37,22 @@ class Tune(NamedTuple):
         """The option's last word, which names the runs."""
         return self.option.rpartition(".")[2]
 
-    def value(self, side: str, factor: float) -> float:
-        """A side's value times a factor."""
-        return _rounded(self.values[side] * factor)
+    def value(self, arm: str, factor: float) -> float:
+        """An arm's value times a factor."""
+        return _rounded(self.values[arm] * factor)
 
-    def name(self, side: str, value: float) -> str:
-        """What the runs of a side with this value are called."""
-        return f"{side},{self.word}={value:g}"
+    def name(self, arm: str, value: float) -> str:
+        """What the runs of an arm with this value are called."""
+        return f"{arm},{self.word}={value:g}"
 
-    def tuned_name(self, side: str, best: float) -> str:
-        """What the runs of a tuned side are called: those without tuning, if its own value is the best one."""
-        return side if best == self.values[side] else self.name(side, best)
+    def tuned_name(self, arm: str, best: float) -> str:
+        """What the runs of a tuned arm are called: those without tuning, if its own value is the best one."""
+        return arm if best == self.values[arm] else self.name(arm, best)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What tuning says of a side.
+    """What tuning says of an arm.
 
     Attributes:
         values: Of the grid, increasing.
@@ -115,54 +115,54 @@ class Tuning(NamedTuple):
 
     Attributes:
         needed: Names and seeds of runs to start; none: it has ended.
-        sides: What has been found; empty before the end.
+        arms: What has been found; empty before the end.
     """
 
     needed: list[tuple[str, int]]
-    sides: Mapping[str, Tuned]
+    arms: Mapping[str, Tuned]
 
 
-def tuning_of(tune: Tune, sides: Sequence[str], losses: Losses) -> Tuning:
-    """The tuned values of all sides, or the runs that are needed first.
+def tuning_of(tune: Tune, arms: Sequence[str], losses: Losses) -> Tuning:
+    """The tuned values of all arms, or the runs that are needed first.
 
     Args:
         tune: The plan's.
-        sides: That are tuned.
+        arms: That are tuned.
         losses: Of the runs that have ended, by name and seed.
     """
     factors = list(tune.factors)
     seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
     extensions = 0
     while True:
-        grid = {side: [tune.value(side, factor) for factor in factors] for side in sides}
+        grid = {arm: [tune.value(arm, factor) for factor in factors] for arm in arms}
         if needed := _missing_runs(tune, grid, seeds, losses):
             return Tuning(needed, {})
         tuned: dict[str, Tuned] = {}
-        for side, values in grid.items():
-            tuned[side] = Tuned.of(values, [_losses_at(tune, side, value, seeds, losses) for value in values])
-        edges = {of_side.edge for of_side in tuned.values()} - {0}
+        for arm, values in grid.items():
+            tuned[arm] = Tuned.of(values, [_losses_at(tune, arm, value, seeds, losses) for value in values])
+        edges = {of_arm.edge for of_arm in tuned.values()} - {0}
         if not edges or extensions == MOST_EXTENSIONS:
             break
         below = [_rounded(factors[0] ** 2 / factors[1])] if -1 in edges else []
         above = [_rounded(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
         factors, extensions = [*below, *factors, *above], extensions + 1
-    vertices = {side: [of_side.vertex] for side, of_side in tuned.items() if of_side.vertex is not None}
+    vertices = {arm: [of_arm.vertex] for arm, of_arm in tuned.items() if of_arm.vertex is not None}
     if needed := _missing_runs(tune, vertices, seeds, losses):
         return Tuning(needed, {})
-    for side, (vertex,) in vertices.items():
-        tuned[side] = tuned[side].trained(_losses_at(tune, side, vertex, seeds, losses))
+    for arm, (vertex,) in vertices.items():
+        tuned[arm] = tuned[arm].trained(_losses_at(tune, arm, vertex, seeds, losses))
     return Tuning([], tuned)
 
 
 def _missing_runs(
     tune: Tune, values: Mapping[str, Sequence[float]], seeds: Sequence[int], losses: Losses
 ) -> list[tuple[str, int]]:
-    runs = [(tune.name(side, value), seed) for side in values for value in values[side] for seed in seeds]
+    runs = [(tune.name(arm, value), seed) for arm in values for value in values[arm] for seed in seeds]
     return [run for run in dict.fromkeys(runs) if run not in losses]
 
 
-def _losses_at(tune: Tune, side: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
-    return [losses[tune.name(side, value), seed] for seed in seeds]
+def _losses_at(tune: Tune, arm: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
+    return [losses[tune.name(arm, value), seed] for seed in seeds]
 
 
 def lowest_point(x: Sequence[float], y: Sequence[float]) -> float | None:

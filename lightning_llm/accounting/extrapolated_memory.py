@@ -92,7 +92,7 @@ class _EqualLayers:
         self._traces: dict[Counts, StepPoints] = {}
 
     def live_after_layers(self, layers: int) -> int:
-        """Bytes at the first point after all layers, of which none is at a level."""
+        """Bytes at the first point after all layers, all of them at level 0."""
         return self._trace((0, 0, layers)).points[Point("forward", "final norm")][0]
 
     def with_layers(self, counts: Counts) -> StepPoints:

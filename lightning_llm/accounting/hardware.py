@@ -134,7 +134,7 @@ class Reserve:
         return tensors + self.fixed + math.ceil(tensors * self.share)
 
     def __str__(self) -> str:
-        """What it is."""
+        """The bytes that are left free, and why."""
         share = f", and {self.share:.0%} of the tensors for the allocator's rounding and gaps; assumed"
         return f"{shown_size(self.fixed)} for context and libraries{share}" if self.share else "as asked for"
 

@@ -18,7 +18,7 @@ from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.io.units import shown_size
 from lightning_llm.model.config import ModelConfig
 
-MOST_ROWS = 2**24
+MOST_ROWS = 2**24  # of a step, for each process; it has at most 504 divisors
 
 Term = tuple[str, str, int]  # part, formula, bytes
 

@@ -114,7 +114,7 @@ class Block:
 
     @property
     def norms(self) -> list[str]:
-        """All that it has."""
+        """The names of its norms."""
         return [name for name in (*self.attention, *self.mlp, *self.sums) if name]
 
 

@@ -21,7 +21,7 @@ from lightning_llm.accounting.counts import parameters_by_part
 from lightning_llm.accounting.extrapolated_memory import LEVELS, Counts, ExtrapolatedMemory
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.memory import largest_fitting, too_little
+from lightning_llm.accounting.memory import MOST_ROWS, largest_fitting, too_little
 from lightning_llm.accounting.settings import STATE_BYTES, StepSettings
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
@@ -29,7 +29,6 @@ from lightning_llm.model.config import ModelConfig, Recompute
 
 DECISIONS = ("rows", "recompute", "loss_chunks", "state_dtype", "strategy")
 FRONTIER_POINTS = 9
-MOST_ROWS = 2**24  # of a step, for each process; it has at most 504 divisors
 # Of the rows of a micro-batch; with 64, `plan` of 5,040 rows takes twice the time for a plan that is as fast
 MOST_CHOICES = 36
 
@@ -60,7 +59,7 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class StepChoice:
     """One choice.
 
     Attributes:
@@ -90,7 +89,7 @@ class Setting:
 class Plan:
     """A setting with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
 
-    setting: Setting
+    setting: StepChoice
     accumulation: int
     memory: SharedMemory
     needed: int
@@ -125,12 +124,12 @@ class Planner:
         if not self.deepest:
             recomputes = ("none", "mlp", "attention", "block")
         choices = product(self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies)
-        groups = [Setting(*choice, counts=(0, 0, task.config.num_hidden_layers)) for choice in choices]
+        groups = [StepChoice(*choice, counts=(0, 0, task.config.num_hidden_layers)) for choice in choices]
         self._groups = sorted(groups, key=lambda group: self.time(group).seconds)
 
     # -- what a setting takes -----------------------------------------------------------------------------------------
 
-    def _step(self, setting: Setting) -> StepSettings:
+    def _step(self, setting: StepChoice) -> StepSettings:
         """The step with what was chosen."""
         return dataclasses.replace(
             self.task.step,
@@ -141,7 +140,7 @@ class Planner:
             state_itemsize=STATE_BYTES[setting.state_dtype],
         )
 
-    def _memory(self, setting: Setting) -> SharedMemory:
+    def _memory(self, setting: StepChoice) -> SharedMemory:
         """Bytes on each process."""
         step = self.step(setting)
         points = self._extrapolated(setting.recompute, step.unshared).with_layers(setting.counts)
@@ -152,30 +151,30 @@ class Planner:
     def _extrapolated_memory(self, recompute: Recompute, step: StepSettings) -> ExtrapolatedMemory:
         return ExtrapolatedMemory(dataclasses.replace(self.task.config, recompute=recompute), step)
 
-    def _time(self, setting: Setting) -> StepTime:
+    def _time(self, setting: StepChoice) -> StepTime:
         """Seconds of a step."""
         return step_time(configured(self.task.config, setting), self.task.cost_model, self.step(setting))
 
-    def needed(self, setting: Setting) -> int:
+    def needed(self, setting: StepChoice) -> int:
         """Bytes of each device, with what tensors do not get."""
         return self.task.reserve.around(self.memory(setting).peak)
 
-    def plan(self, setting: Setting) -> Plan:
+    def plan(self, setting: StepChoice) -> Plan:
         """The setting with all of it."""
         accumulation = self.step(setting).accumulation
         return Plan(setting, accumulation, self.memory(setting), self.needed(setting), self.time(setting))
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
-    def fastest(self, memory: float, allowed: Callable[[Setting], bool] = lambda group: True) -> Plan | None:
+    def fastest(self, memory: float, allowed: Callable[[StepChoice], bool] = lambda group: True) -> Plan | None:
         """The setting of the least time that needs at most ``memory`` bytes; of equals the one that needs less.
 
         Args:
             memory: Bytes of a device; ``inf`` for no limit.
             allowed: Whether a choice may be taken; asked with every layer at level 0.
         """
-        best: Setting | None = None
-        max_rows: dict[Setting, int] = {}  # rows, by what else is chosen
+        best: StepChoice | None = None
+        max_rows: dict[StepChoice, int] = {}  # rows, by what else is chosen
         for group in filter(allowed, self._groups):
             if best is not None and self.time(group).seconds > self.time(best).seconds:
                 break
@@ -212,19 +211,19 @@ class Planner:
     def next_best(self, chosen: Plan, memory: float) -> dict[str, Plan | None]:
         """For each decision the best plan that decides otherwise; ``None`` where nothing else fits."""
 
-        def unlike(decision: str) -> Callable[[Setting], bool]:
+        def unlike(decision: str) -> Callable[[StepChoice], bool]:
             return lambda group: getattr(group, decision) != getattr(chosen.setting, decision)
 
         open_decisions = [name for name in DECISIONS if len({getattr(group, name) for group in self._groups}) > 1]
         return {decision: self.fastest(memory, unlike(decision)) for decision in open_decisions}
 
-    def _rank(self, setting: Setting) -> tuple[float, int]:
+    def _rank(self, setting: StepChoice) -> tuple[float, int]:
         return self.time(setting).seconds, self.memory(setting).peak
 
-    def _fits(self, setting: Setting, memory: float) -> bool:
+    def _fits(self, setting: StepChoice, memory: float) -> bool:
         return self.needed(setting) <= memory
 
-    def _most_rows(self, choice: Setting, memory: float) -> int:
+    def _most_rows(self, choice: StepChoice, memory: float) -> int:
         """The most rows, of those that need several micro-batches, that fit with any levels; 0 for none."""
 
         def fits(number: int) -> bool:
@@ -235,22 +234,22 @@ class Planner:
         number = largest_fitting(fits, len(self.rows) - 1)
         return self.rows[number - 1] if number else 0
 
-    def _fitting(self, group: Setting, memory: float) -> list[Setting]:
+    def _fitting(self, group: StepChoice, memory: float) -> list[StepChoice]:
         """The levels that fit, those of the least time among them."""
         layers, deepest = self.task.config.num_hidden_layers, self.deepest
         if self._fits(group, memory):
             return [group]
 
-        def at(deep: int, shallow: int) -> Setting:
+        def at(deep: int, shallow: int) -> StepChoice:
             return dataclasses.replace(group, counts=(deep, shallow, layers - deep - shallow))
 
-        def fewest(low: int, high: int, at: Callable[[int], Setting]) -> int:
+        def fewest(low: int, high: int, at: Callable[[int], StepChoice]) -> int:
             """The smallest count whose setting fits, if all larger ones do, ``high`` among them."""
             return low + bisect.bisect_left(range(low, high), True, key=lambda count: self._fits(at(count), memory))
 
-        fitting: list[Setting] = []
+        fitting: list[StepChoice] = []
         low = max_count = 0  # layers that fit, at one level alone
-        alone: Callable[[int], Setting]
+        alone: Callable[[int], StepChoice]
         for level, alone in ((1, partial(at, 0)), (2, partial(at, shallow=0))):
             # all layers, or all but the last, which is recomputed at the peak and so may need more
             counts = [count for count in (layers, layers - 1) if count and level <= deepest]
@@ -265,7 +264,7 @@ class Planner:
             if self.time(at(0, touched)).seconds >= best:
                 break
 
-            def split(deep: int, touched: int = touched) -> Setting:
+            def split(deep: int, touched: int = touched) -> StepChoice:
                 return at(deep, touched - deep)
 
             fitting.append(split(fewest(0, touched, split)))
@@ -297,7 +296,7 @@ def row_counts(share: int) -> list[int]:
     return [*counts, all_divisors[-1]]
 
 
-def configured(config: ModelConfig, setting: Setting) -> ModelConfig:
+def configured(config: ModelConfig, setting: StepChoice) -> ModelConfig:
     """The model with a setting's levels and recomputation."""
     return dataclasses.replace(config, checkpoint_level=setting.checkpoint_level, recompute=setting.recompute)
 

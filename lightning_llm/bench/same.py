@@ -1,7 +1,7 @@
 """Runs a step of a tiny model in one setting and records what each module computes, for ``lightning-llm same``.
 
 judge        the plain form of the base in float64: what the others are compared with
-noise        the plain form in the setting's precision; the judge with weights moved by a unit of rounding
+noise        the plain form in the setting's precision; the judge with weights moved as far as rounding moves them
 a setting    once in its own precision and once in float64, where rounding hides nothing
 """
 
@@ -28,7 +28,7 @@ from lightning_llm.data.batches import IGNORED, Batch
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.interop.writer import export_model
 from lightning_llm.io.untrusted import shown
-from lightning_llm.measure.agreement import Finding, Noise, findings
+from lightning_llm.measure.agreement import Finding, Rounding, findings
 from lightning_llm.measure.attribution import module_label
 from lightning_llm.measure.recorder import Arrays, Recorder, Trace, joined_arrays
 from lightning_llm.model.config import ModelConfig
@@ -139,7 +139,7 @@ class Judge:
             for precision, run in traces_of(setting, self.weights).items()
         }
 
-    def _noises(self, precision: str) -> list[Noise]:
+    def _noises(self, precision: str) -> list[Rounding]:
         unit = unit_of(precision)
         others = [(self._trace(EXACT, (sample, unit / 2)), 1.0) for sample in range(SAMPLES)]
         if precision == EXACT:  # it rounds as often as float32 does

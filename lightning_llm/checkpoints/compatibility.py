@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lightning_llm.checkpoints.recipes import Recipe, known_optimizer
-from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, validate
+from lightning_llm.checkpoints.schema import ARCHITECTURE, RESUME, check_content
 from lightning_llm.io.schema import refuse
 from lightning_llm.io.untrusted import prefixed, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
@@ -59,7 +59,7 @@ def check_loading(checkpoint: Mapping[str, Any], model: Any) -> None:
             warnings.warn("the checkpoint is of an older version: its optimizer is not restored", stacklevel=2)
     else:
         needs = RESUME if is_fitting else (ARCHITECTURE,)
-        validate(checkpoint, trainer.ckpt_path, needs, of_tensors=False)
+        check_content(checkpoint, trainer.ckpt_path, needs, of_tensors=False)
     saved = ModelConfig(**checkpoint["hyper_parameters"]["architecture"])
     if differences := architecture_differences(saved, model.architecture):
         problem = f"the checkpoint has a different architecture: {'; '.join(differences)}"

@@ -17,7 +17,7 @@ import torch
 from lightning_llm.checkpoints import archives, sharded
 from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.compatibility import check_described, check_fits
-from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, RESUME, WEIGHTS, validate
+from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, RESUME, WEIGHTS, check_content
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
@@ -64,7 +64,7 @@ def _validated(
 ) -> dict[str, Any]:
     if isinstance(states := content.get("callbacks"), dict):
         content["callbacks"] = {RENAMED_CALLBACKS.get(name, name): state for name, state in states.items()}
-    validate(content, where, needs, of_tensors=of_tensors)
+    check_content(content, where, needs, of_tensors=of_tensors)
     return content
 
 

@@ -1,4 +1,4 @@
-"""The content of a checkpoint, field by field, and :func:`validate`, which compares every file that is read with it.
+"""The content of a checkpoint, field by field, and :func:`check_content`, which compares every file with it.
 
 Names that are not listed belong to the user, to a callback for example. They are ignored, unless Lightning would make
 an attribute of them. The state of the user's own optimizer or module is checked as far as Lightning and torch need it.
@@ -47,17 +47,17 @@ def number(low: float = -math.inf, high: float = math.inf) -> Schema:
 def any_of(*schemas: Schema) -> Schema:
     """Any of several schemas; a message is about the first one."""
 
-    def check(value: Any, name: str) -> Iterable[str]:
+    def problems_of(value: Any, name: str) -> Iterable[str]:
         problems = [list(schema(value, name)) for schema in schemas]
         return problems[0] if all(problems) else ()
 
-    return check
+    return problems_of
 
 
 def mapping(names: Schema, values: Schema) -> Schema:
     """A dict of any length."""
 
-    def check(value: Any, name: str) -> Iterable[str]:
+    def problems_of(value: Any, name: str) -> Iterable[str]:
         if not isinstance(value, dict):
             yield f"{name} is {shown(value)}, expected a dict"
             return
@@ -65,7 +65,7 @@ def mapping(names: Schema, values: Schema) -> Schema:
             yield from names(field, f"a name in {name}")
             yield from values(item, f"{name}.{field_name(field)}")
 
-    return check
+    return problems_of
 
 
 def is_plain(value: object) -> bool:
@@ -162,7 +162,9 @@ _LIGHTNING = re.compile(r"2\.[1-9]\d{0,3}(\.\d{1,4})*(\.?(a|b|rc|dev|post)\d{1,8
 _RESERVED = {"optimizer", *(name for name in dir(LRScheduler) if callable(getattr(LRScheduler, name)))}
 
 
-def validate(content: Mapping[str, Any], path: object, needs: tuple[str, ...] = (), *, of_tensors: bool = True) -> None:
+def check_content(
+    content: Mapping[str, Any], path: object, needs: tuple[str, ...] = (), *, of_tensors: bool = True
+) -> None:
     """Compare a checkpoint with the schema and with itself.
 
     Args:

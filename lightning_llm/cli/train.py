@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +169,8 @@ class TrainingCLI(LightningCLI):
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
         self.precision_reason = "as asked for"
         if options.precision in ("auto", None):
-            if "precision" in saved:
-                options.precision, self.precision_reason = saved["precision"], "as in the checkpoint"
-            else:
-                options.precision, self.precision_reason = choose_precision(options.accelerator)
+            of_checkpoint = (saved["precision"], "as in the checkpoint") if "precision" in saved else None
+            options.precision, self.precision_reason = of_checkpoint or choose_precision(options.accelerator)
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
             keep_freed_memory()
@@ -201,9 +200,8 @@ class TrainingCLI(LightningCLI):
             raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
         trainer.dial = self.dial
-        resolved = self.resolved
-        own = [RankConsistencyCheck(resolved, self.checkpoint), ResumeDiff(resolved)]
-        trainer.callbacks[:0] = [*own, StatusFile()]  # type: ignore[attr-defined]
+        own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved), StatusFile()]
+        trainer.callbacks[:0] = own  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:
             trainer.run_directory.experiment = self.experiment
         if self.checkpoint and self.subcommand == "fit" and (run := run_of(self.checkpoint)):
@@ -246,9 +244,9 @@ class TrainingCLI(LightningCLI):
             row = {"prompt": prompt, "text": decode(ids[0].tolist())}
             print(json.dumps(row, ensure_ascii=False, allow_nan=False))
 
-    @property
+    @cached_property
     def resolved(self) -> dict[str, Any]:
-        """All options, as plain values."""
+        """All options, as plain values; asked for when they are complete."""
         return dict(json.loads(self._parser(self.subcommand).dump(self._options, format="json")))
 
 

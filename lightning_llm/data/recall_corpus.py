@@ -1,20 +1,23 @@
 """The named corpus ``recall``: lines of key-value pairs and queries, which only a model that recalls them predicts.
 
-A line such as ``fQ,aX,cB,;cB;fQ;aX`` binds each key to a value, and then asks for each key once, in another order: the
-multi-query associative recall of Arora et al. 2023, "Zoology" (arXiv 2312.04927, section 4), as text for ``char``. Keys
-and values are different in each line, and every line has the same length. With that length as ``context_length``, each
-window of the validation text is one line, whose only repeated bigrams are the queries: ``recall_loss`` is the loss of
-the answers.
+A line such as ``fQ,aX,cB,0cB0fQ0aX;1aX1cB1fQ`` binds each key to a value, and then asks for each key, in another order
+each *round*: the multi-query associative recall of Arora et al. 2023, "Zoology" (arXiv 2312.04927, section 4), as text
+for ``char``. Keys and values are different in each line, and every line has the same length. With that length as
+``context_length``, each window of the validation text is one line. Its only repeated bigrams are a key and its value:
+before each key is the number of its round, and what is between two rounds occurs once. So ``recall_loss`` is the loss
+of the answers. Windows of training begin anywhere in a line. With one round, many of their queries would have nothing
+before them that answers them.
 
 A model that finds the key's value has a recall loss of 0. One that knows only which values are in the line, and leaves
-out those that were asked for, guesses among the rest: ln(pairs!) / pairs, the *chance level*. One layer of attention
-needs a size that is exponential in the context to do better (Sanford et al. 2024, "One-layer transformers fail to solve
-the induction heads task", arXiv 2408.14332); two layers find a value by an induction head.
+out those that were asked for in this round, guesses among the rest: ln(pairs!) / pairs, the *chance level*. One layer
+of attention needs a size that is exponential in the context to do better (Sanford et al. 2024, "One-layer transformers
+fail to solve the induction heads task", arXiv 2408.14332); two layers find a value by an induction head.
 """
 
 import dataclasses
 import functools
 import math
+import operator
 import os
 import random
 import string
@@ -23,7 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KEYS, VALUES = string.ascii_lowercase, string.ascii_uppercase
-MOST_LINES = 10_000_000
+BETWEEN = ";:!?*+-=/"  # two rounds
+MOST_LINES, MOST_ROUNDS = 10_000_000, len(BETWEEN) + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,7 @@ class RecallText:
 
     Attributes:
         pairs: Of each line.
+        rounds: How often a line asks for each key, every time in another order.
         keys: How many different keys there are.
         values: How many different values there are.
         lines: A multiple of 10, so that the validation text, the last tenth, begins with a line.
@@ -42,13 +47,14 @@ class RecallText:
     """
 
     pairs: int = 8
+    rounds: int = 4
     keys: int = len(KEYS)
     values: int = len(VALUES)
     lines: int = 20_000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        most = {"keys": len(KEYS), "values": len(VALUES), "pairs": min(self.keys, self.values)}
+        most = {"keys": len(KEYS), "values": len(VALUES), "pairs": min(self.keys, self.values), "rounds": MOST_ROUNDS}
         for name, highest in {**most, "lines": MOST_LINES, "seed": 2**32 - 1}.items():
             number, lowest = getattr(self, name), int(name != "seed")
             if not lowest <= number <= highest:
@@ -75,7 +81,7 @@ class RecallText:
     @property
     def context_length(self) -> int:
         """Characters of a line, with its end."""
-        return 6 * self.pairs + 1
+        return 3 * self.pairs * (1 + self.rounds) + self.rounds
 
     @property
     def chance(self) -> float:
@@ -88,8 +94,10 @@ class RecallText:
         for _ in range(self.lines):
             sides = (sorted(side, key=lambda _: draw()) for side in (KEYS[: self.keys], VALUES[: self.values]))
             pairs = [key + value for key, value in zip(*sides, strict=False)][: self.pairs]
-            queries = sorted(pairs, key=lambda _: draw())
-            yield f"{''.join(f'{pair},' for pair in pairs)}{''.join(f';{query}' for query in queries)}\n"
+            rounds = [sorted(pairs, key=lambda _: draw()) for _ in range(self.rounds)]
+            told = "".join(f"{pair}," for pair in pairs)
+            asked = ["".join(f"{number}{pair}" for pair in queries) for number, queries in enumerate(rounds)]
+            yield told + "".join(map(operator.add, asked, [*BETWEEN[: self.rounds - 1], "\n"]))
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 The judge is a run in float64. A run in a precision of its own may be as far from it as rounding explains, times two:
 
 - as far as the plain form of the model is in the same precision;
-- as far as the results in float64 move where every weight moves by a unit of rounding, which covers sums that cancel;
+- as far as the results in float64 move where every weight moves by half a unit of rounding, about as far as rounding
+  moves it, which covers sums that cancel;
 - a unit of rounding of the whole module's gradient, or of an output; several of a scalar.
 
 What differs by more is listed in the order in which it was computed: forward from the first layer, then backward from
@@ -21,7 +22,7 @@ from lightning_llm.measure.recorder import Array, Trace
 FACTOR = 2.0  # of what rounding explains
 UNITS_OF_A_SUM = 8  # the error of a single number, such as the loss, is small by chance in some runs
 OUTPUT, INPUT_GRADIENT = "output", "gradient of its input"
-Noise = tuple[Trace, float]  # a run whose distance from the judge is rounding, and what to multiply it by
+Rounding = tuple[Trace, float]  # a run whose distance from the judge is rounding, and what to multiply it by
 
 
 class Finding(NamedTuple):
@@ -53,7 +54,7 @@ class Finding(NamedTuple):
         return self.ratio > 1
 
 
-def findings(run: Trace, judge: Trace, noises: Sequence[Noise], unit: float) -> list[Finding]:
+def findings(run: Trace, judge: Trace, noises: Sequence[Rounding], unit: float) -> list[Finding]:
     """Compare a run with the judge, in the order in which a step computes.
 
     Args:
@@ -81,7 +82,7 @@ def findings(run: Trace, judge: Trace, noises: Sequence[Noise], unit: float) -> 
 
 
 class _Comparison:
-    def __init__(self, judge: Trace, noises: Sequence[Noise], unit: float) -> None:
+    def __init__(self, judge: Trace, noises: Sequence[Rounding], unit: float) -> None:
         self.judge, self._noises, self._unit = judge, noises, unit
 
     def __call__(

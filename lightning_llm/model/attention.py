@@ -58,7 +58,7 @@ class CausalSelfAttention(nn.Module):
             x: (batch, seq, hidden), what enters the first block.
             context: Of the forward pass.
         """
-        name = f"window {self.window}"
+        name = _key_of(self.window)
         if self.window is not None and self.window < x.shape[1] and name not in context.shared:
             spans = spans_of_window(context, self.window, len(x), x.shape[1])
             context.shared[name] = with_blocks(spans, matmul_dtype(x), self.head_dim)
@@ -99,7 +99,7 @@ class SlidingWindowAttention(CausalSelfAttention):
         config: As for full attention.
         layer: Index of the block.
         window: How many positions are seen, its own among them.
-        every: Each so-manieth layer has full attention (2: Gemma 2; 6: Gemma 3).
+        every: Every n-th layer has full attention (2: Gemma 2; 6: Gemma 3).
         softcap: As for full attention.
     """
 
@@ -148,12 +148,12 @@ def attend(
     if context.cache is not None and keys > seq:
         key, value, mask, window = _after_cache(key, value, context, seq, window)
     if softcap is not None or context.position.has_score_bias or (window is not None and dropout):
-        change = _change(context, query.shape[1], keys - key.shape[-2], keys, softcap)
+        change = _change(context, keys - key.shape[-2], keys, softcap)
         seen = mask if context.cache is not None and isinstance(mask, Tensor) else None
         start = None if context.spans is None else context.spans.start
         return score_mod_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
     if window is not None:
-        mask = context.shared.get(f"window {window}") or spans_of_window(context, window, len(query), seq)
+        mask = context.shared.get(_key_of(window)) or spans_of_window(context, window, len(query), seq)
     if isinstance(mask, Spans):
         return span_attention(query, key, value, mask)
     if seq == 1 and context.cache is not None and not dropout:
@@ -205,10 +205,15 @@ def _seen(context: Context, new: int, keys: int, window: int | None) -> Tensor:
     return seen if seen.dim() == 2 else seen[:, None]
 
 
-def _change(context: Context, heads: int, first_key: int, keys: int, softcap: float | None) -> Change:
+def _key_of(window: int | None) -> str:
+    """What the spans of a window are called in ``context.shared``."""
+    return f"window {window}"
+
+
+def _change(context: Context, first_key: int, num_keys: int, softcap: float | None) -> Change:
     """What is done to the scores: the cap, and the bias of the positions."""
     own, position = context.positions, context.position
-    others = own if context.cache is None else torch.arange(first_key, keys, device=own.device)
+    others = own if context.cache is None else torch.arange(first_key, num_keys, device=own.device)
 
     def change(scores: Tensor, queries: slice, keys: slice) -> Tensor:
         if softcap is not None:

@@ -99,9 +99,7 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "canon": BuiltIn("attentions.canon.CanonAttention", {"places": _PLACES, "width": _whole(4, 2, 64), **_SOFTCAP}),
         "gated": BuiltIn("attentions.gated.GatedAttention", {"per": _GATE, **_SOFTCAP}),
         "gated_delta_net": BuiltIn("attentions.gated_delta_net.GatedDeltaNet", positions=("learned", "none")),
-        "latent": BuiltIn(
-            "attentions.latent.LatentAttention", _RANK, positions=(PARTIAL_ROPE, "learned", "alibi", "none")
-        ),
+        "latent": BuiltIn("attentions.latent.LatentAttention", _RANK, positions=_LATENT_POSITIONS),
         "value_residual": BuiltIn("attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}),
     },
     "mlp": {

@@ -127,13 +127,14 @@ def _newest_first(run: Path) -> list[Path]:
     """The checkpoints of a run except its best.
 
     The newest has the highest step of those written since the run was last started: a run that was sent back to an
-    earlier step leaves later ones behind, of which its own step aside. At the same step the run's own comes first.
+    earlier step leaves later ones behind (it renames its own to ``.aside``, those of others stay). At the same step the
+    run's own comes first.
     Those that cannot be opened come before all others, to be reported; those with weights only, from which no run can
     resume, come last. If there are too many to open in time, the oldest files are left out.
     """
     from lightning_llm.checkpoints.reading import in_time, read_outline
 
-    def age(path: Path) -> tuple[int, int, int, bool]:
+    def recency(path: Path) -> tuple[int, int, int, bool]:
         is_named_by_run = step_of(path) >= 0
         try:
             outline = read_outline(path)
@@ -145,8 +146,10 @@ def _newest_first(run: Path) -> list[Path]:
     files = [path for path in _files(run) if path.name != BEST]
     if all(step_of(path) >= 0 for path in files):
         return sorted(files, key=step_of, reverse=True)
-    ages = {path: age(path) for path in in_time(sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True))}
-    return sorted(ages, key=ages.__getitem__, reverse=True)
+    recencies = {
+        path: recency(path) for path in in_time(sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True))
+    }
+    return sorted(recencies, key=recencies.__getitem__, reverse=True)
 
 
 def open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:

@@ -94,7 +94,7 @@ class PlannedLook:
 
     @property
     def freedom(self) -> int:
-        """Of the t statistic."""
+        """Degrees of freedom of the t statistic."""
         return self.looks[self.number] - 1
 
     @property

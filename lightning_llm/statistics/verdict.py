@@ -63,7 +63,7 @@ class Noise:
 
     @classmethod
     def of(cls, baseline: Sequence[float], variant: Sequence[float], sd: float, correlation: float | None) -> "Noise":
-        """Of at least two pairs."""
+        """What the losses of at least two pairs say of it."""
         saved, pairs = estimates.seeds_saved(baseline, variant), len(baseline)
         seeds, of_seeds = (None, None) if saved is None else (saved[0], saved[1:])
         of_correlation = None if correlation is None else estimates.correlation_interval(correlation, pairs)

@@ -187,7 +187,7 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> list[Check]:
 
 
 def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
-    """Of what the data tell."""
+    """Whether model and data fit together: context and vocabulary."""
     longest, vocab_size = architecture.max_position_embeddings, architecture.vocab_size
     if (ids := data_attribute(data, "vocab_size")) is not None:
         fault = (

@@ -39,6 +39,7 @@ def arm(name="variant", *, data=None, trainer=None, architecture=None, text=(100
         ({"data": {"tokenizer": "char"}}, "changes data.tokenizer: losses per token cannot be compared"),
         ({"data": {"tokenizer": "char"}, "text": (999, 3)}, "changes data.tokenizer: a pair needs the same batches"),
         ({"trainer": {"max_steps": 20}}, "changes trainer.max_steps: match says how many steps"),
+        ({"data": {"seed": 2}, "trainer": {"max_steps": 20}}, "changes data.seed: a pair needs the same batches"),
         ({"trainer": {"limit_val_batches": 2}}, "changes trainer.limit_val_batches: a pair needs the same batches"),
     ],
 )
@@ -53,6 +54,9 @@ def test_what_changes_no_batch_is_allowed_and_other_tokenizers_where_bytes_count
     refuse_incomparable(arm("baseline"), arm(data={"tokenizer": "char"}), ["bits_per_byte"])
     with pytest.raises(ValueError, match="losses per token cannot be compared"):  # of two metrics, one is per token
         refuse_incomparable(arm("baseline"), arm(data={"tokenizer": "char"}), ["bits_per_byte", "val_loss"])
+    shorter = arm(data={"tokenizer": "char"}, trainer={"limit_val_batches": 2})
+    with pytest.raises(ValueError, match=r"changes trainer\.limit_val_batches: a pair needs the same batches"):
+        refuse_incomparable(arm("baseline"), shorter, ["bits_per_byte"])
     raw = arm(data={"tokenizer": "char"}, bytes_per_token=None)
     with pytest.raises(ValueError, match="a pair needs the same batches"):
         refuse_incomparable(arm("baseline"), raw, ["bits_per_byte"])

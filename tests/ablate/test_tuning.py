@@ -24,7 +24,7 @@ def grown(tune, sides, loss):
         for name, seed in needed:
             side, _, value = name.partition(",lr=")
             losses[name, seed] = loss(side, float(value), seed)
-    return tuning_of(tune, sides, losses).sides, losses
+    return tuning_of(tune, sides, losses).arms, losses
 
 
 def parabola(best):

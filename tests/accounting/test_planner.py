@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_llm.accounting import find_device, step_memory
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.planner import Planner, Setting, Task, choose, configured, divisors, row_counts
+from lightning_llm.accounting.planner import Planner, StepChoice, Task, choose, configured, divisors, row_counts
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
@@ -137,7 +137,7 @@ def everything(planner):
         for rows, again, chunks, state, strategy in itertools.product(
             planner.rows, recompute, planned.loss_chunks, planned.state_dtypes, planned.strategies
         ):
-            yield Setting(
+            yield StepChoice(
                 rows=rows,
                 counts=(deep, shallow, layers - deep - shallow),
                 recompute=again,
@@ -231,7 +231,7 @@ def test_reducing_once_is_faster_and_needs_more_where_there_are_several_micro_ba
     )
     planner, one = Planner(shared), {"counts": (0, 0, 3), "recompute": "none", "loss_chunks": 0, "state_dtype": None}
     for rows in (1, 6):
-        each, once = (planner.plan(Setting(rows=rows, strategy=name, **one)) for name in shared.strategies)
+        each, once = (planner.plan(StepChoice(rows=rows, strategy=name, **one)) for name in shared.strategies)
         if rows == 6:
             assert (each.memory, each.time) == (once.memory, once.time)
         else:
@@ -248,7 +248,7 @@ def test_a_batch_that_processes_cannot_share_is_refused():
 
 def test_levels_are_a_number_or_a_list():
     def level(*counts):
-        return Setting(
+        return StepChoice(
             rows=1, counts=counts, recompute="none", loss_chunks=None, state_dtype=None, strategy="ddp"
         ).checkpoint_level
 

@@ -16,7 +16,7 @@ from lightning_llm.checkpoints.reading import (
     read_checkpoint,
     read_outline,
 )
-from lightning_llm.checkpoints.schema import RESUME, validate
+from lightning_llm.checkpoints.schema import RESUME, check_content
 from lightning_llm.cli import convert, inference
 from lightning_llm.cli.train import cli_main
 from lightning_llm.optim import AdamW, Constant
@@ -195,7 +195,7 @@ NEW = (GONE, None, "x", -1, 2**52, 10**30, float("nan"), [1, [2]], {"reset": 3},
 
 def refusal_of(changed):
     try:
-        validate(changed, "x", (*RESUME, "TokenDataModule"))
+        check_content(changed, "x", (*RESUME, "TokenDataModule"))
         check_described(changed, "x")
     except ValueError as error:
         return str(error)

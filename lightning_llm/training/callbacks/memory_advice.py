@@ -26,14 +26,14 @@ EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
 ACCOUNTED = {"saved": "activations", "optimizer state": "optimizer_state"}  # the report's names for the accounting's
 
 
-class Run(NamedTuple):
+class StepCase(NamedTuple):
     """What a step's memory depends on."""
 
     config: ModelConfig
     optimizer: str
     step: StepSettings
 
-    def change(self, architecture: dict[str, Any] | None = None, **settings: Any) -> "Run":
+    def change(self, architecture: dict[str, Any] | None = None, **settings: Any) -> "StepCase":
         """The run with other options; a ValueError for a combination that the model refuses."""
         config = dataclasses.replace(self.config, **architecture or {})
         return self._replace(config=config, step=dataclasses.replace(self.step, **settings))
@@ -110,7 +110,7 @@ def describe_failure(
     return out.getvalue().rstrip(), report
 
 
-def estimate(run: Run) -> Estimate | None:
+def estimate(run: StepCase) -> Estimate | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
     remarks, unknown = [], parts_to_measure(run.config)
     try:
@@ -153,7 +153,7 @@ def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
     return list(options.values())[:most]
 
 
-def candidates(run: Run) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
+def candidates(run: StepCase) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
     """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
     config, rows, chunks, exact = run.config, run.step.rows, run.step.loss_chunks, EXACT
     halved = {"rows": rows // 2, "accumulation": 2 * run.step.accumulation}
@@ -195,7 +195,7 @@ def _advice(savings: list[Saving]) -> list[str]:
     return lines
 
 
-def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Run | None:
+def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> StepCase | None:
     config, ids = getattr(pl_module, "architecture", None), batch.get("input_ids") if isinstance(batch, dict) else None
     if not isinstance(config, ModelConfig) or ids is None or ids.dim() != 2:
         return None
@@ -209,4 +209,4 @@ def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> Run | N
         accumulation=trainer.accumulate_grad_batches,
         document_mask="documents" in batch,
     )
-    return Run(config, type(trainer.optimizers[0]).__name__ if trainer.optimizers else "", step)
+    return StepCase(config, type(trainer.optimizers[0]).__name__ if trainer.optimizers else "", step)
