@@ -15,7 +15,7 @@ from lightning_llm.cli.errors import reports
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.config_file import config_path
 
-PROG, PACKAGE = "lightning-llm bench", "lightning_llm.bench"
+PROG, MODULE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {
     "swiglu": "memory and time of the MLP, in every implementation",
     "loss": "memory and time of head and cross-entropy",
@@ -53,7 +53,7 @@ def add_options(parser: OneLineParser, benches: Mapping[str, str] = BENCHES) -> 
 
 
 def run_bench(
-    argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BENCHES, package: str = PACKAGE
+    argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BENCHES, package: str = MODULE
 ) -> int:
     """Run a bench; returns the exit status.
 

@@ -11,7 +11,7 @@ from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
 from lightning_llm.cli.process import is_first_process
 from lightning_llm.data.corpora import STDIN, open_corpus
 from lightning_llm.data.prepare import given_tokenizer
-from lightning_llm.io.trust import PACKAGE, is_custom
+from lightning_llm.io.trust import OUR_PREFIX, is_custom
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import BUILT_IN, part_faults
 from lightning_llm.runs.find import named_checkpoint
@@ -55,7 +55,7 @@ def _check_named(words: Sequence[str]) -> None:
         _check_checkpoint(str(checkpoint), words, has_section)
         return
     check_trained(words[0])
-    if has_section or any(is_custom(value_of(f"{name}.class_path") or PACKAGE) for name in ("model", "data")):
+    if has_section or any(is_custom(value_of(f"{name}.class_path") or OUR_PREFIX) for name in ("model", "data")):
         return
     for kind, names in BUILT_IN.items():
         name = value_of(f"model.architecture.{kind}")

@@ -115,12 +115,12 @@ def _base(options: argparse.Namespace) -> "Setting":
     run = read_run(argparse.Namespace(**{**vars(options), "device": None}))
     import torch
 
-    from lightning_llm.bench.same import PRECISIONS, Setting
+    from lightning_llm.bench.same import DTYPES, Setting
     from lightning_llm.bench.tiny_model import tiny_config
 
     model = run.raw.get("model") or {}
-    if run.step.precision not in PRECISIONS:
-        raise ValueError(f"trainer.precision {run.step.precision} is not supported: use {', '.join(PRECISIONS)}")
+    if run.step.precision not in DTYPES:
+        raise ValueError(f"trainer.precision {run.step.precision} is not supported: use {', '.join(DTYPES)}")
     if model.get("compile_scope") == "model":
         raise ValueError("model.compile_scope model is not supported: it leaves no modules to compare; use blocks")
     if options.device == "cuda" and not torch.cuda.is_available():

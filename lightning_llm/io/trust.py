@@ -39,7 +39,7 @@ import yaml
 from lightning_llm.io.config_file import parse_yaml
 from lightning_llm.io.untrusted import shown, values_in
 
-PACKAGE = "lightning_llm."
+OUR_PREFIX = "lightning_llm."
 CLASS_PATH, INIT_ARGS = "class_path", "init_args"  # of a class in a config
 TRUSTED: set[str] = set()  # custom paths that the user typed, trusts, or was shown
 TRUST_CODE = "--trust-code"
@@ -53,7 +53,7 @@ MOST_IMPORTS = 200  # that a config names
 
 def is_custom(path: str) -> bool:
     """Whether an import path begins outside this package."""
-    return not path.startswith(PACKAGE)
+    return not path.startswith(OUR_PREFIX)
 
 
 # ---- policy 1: import after printing

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_llm.io.trust import PACKAGE, import_trusted
+from lightning_llm.io.trust import OUR_PREFIX, import_trusted
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 from lightning_llm.model.weights import drawing
@@ -75,7 +75,7 @@ def build(
 def _shipped(path: str) -> Callable[..., Any]:
     """A built-in part, which may be a class of torch under our name."""
     module, _, name = path.rpartition(".")
-    found: Callable[..., Any] = getattr(import_module(f"{PACKAGE}model.{module}"), name)
+    found: Callable[..., Any] = getattr(import_module(f"{OUR_PREFIX}model.{module}"), name)
     return found
 
 

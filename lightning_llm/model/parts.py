@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS, PACKAGE, is_custom
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS, OUR_PREFIX, is_custom
 from lightning_llm.io.untrusted import field_name, is_number, shown
 
 Part = str | dict[str, Any]
@@ -130,7 +130,7 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
 
 # Our classes by their paths; another path into this package is no part
 SHORT_NAMES = {
-    f"{PACKAGE}model.{part.path}": name
+    f"{OUR_PREFIX}model.{part.path}": name
     for parts in BUILT_IN.values()
     for name, part in parts.items()
     if part.path.rpartition(".")[2][0].isupper()
