@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 Job = TypeVar("Job")
@@ -37,9 +38,17 @@ def in_fresh_processes(
     context = multiprocessing.get_context("spawn")
     with patch.dict(os.environ, environment or {}), ProcessPoolExecutor(len(jobs), context, _without_errors) as pool:
         try:
-            return list(pool.map(function, jobs))
+            return list(pool.map(partial(_call, function), jobs))
         except Exception as error:
-            raise RuntimeError(f"{name} failed: {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"{name} failed: {error}") from error
+
+
+def _call(function: Callable[[Job], Result], job: Job) -> Result:
+    """An error comes back as its text: one of the compiler holds modules, which no process can send to another."""
+    try:
+        return function(job)
+    except Exception as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _without_errors() -> None:

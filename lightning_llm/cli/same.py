@@ -101,13 +101,12 @@ def run_same(options: argparse.Namespace) -> int:
     for name, of_setting in found.items():
         print("\n".join(_in_words(name, of_setting, with_table=options.table)))
     if options.json is not None:
-        write_json(options.json, {name: dict(_rows(of_setting)) for name, of_setting in found.items()})
+        write_json(options.json, {name: _rows(of_setting) for name, of_setting in found.items()})
     return int(any(one.differs for of_setting in found.values() for each in of_setting.values() for one in each))
 
 
-def _rows(found: Found) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    for precision, each in found.items():
-        yield precision, [{**one._asdict(), "differs": one.differs} for one in each]
+def _rows(found: Found) -> dict[str, Any]:
+    return {key: [{**one._asdict(), "differs": one.differs} for one in each] for key, each in found.items()}
 
 
 def _base(options: argparse.Namespace) -> "Setting":
