@@ -10,7 +10,7 @@ from lightning_llm.statistics.estimates import (
     Estimate,
     correlation,
     correlation_interval,
-    failures,
+    p_of_failures,
     paired,
     sd_interval,
     seeds_saved,
@@ -81,16 +81,16 @@ def test_intervals_of_noise_hold_the_truth_95_times_in_100():
 
 
 def test_counts_of_diverged_runs_are_judged_by_fishers_exact_test():
-    assert failures(4, 4, 0, 4) == pytest.approx(2 / 70)
-    assert failures(0, 4, 4, 4) == pytest.approx(2 / 70)
-    assert failures(0, 4, 0, 4) == 1.0
+    assert p_of_failures(4, 4, 0, 4) == pytest.approx(2 / 70)
+    assert p_of_failures(0, 4, 4, 4) == pytest.approx(2 / 70)
+    assert p_of_failures(0, 4, 0, 4) == 1.0
     for lost, base in itertools.product(range(9), range(13)):
         one_sided = [
             stats.fisher_exact([[lost, 8 - lost], [base, 12 - base]], alternative=side).pvalue
             for side in ("greater", "less")
         ]
         expected = min(1.0, 2 * one_sided[lost * 12 < base * 8])
-        assert failures(lost, 8, base, 12) == pytest.approx(expected)
+        assert p_of_failures(lost, 8, base, 12) == pytest.approx(expected)
 
 
 def test_an_infinite_interval_is_none():

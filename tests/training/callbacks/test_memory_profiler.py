@@ -16,7 +16,7 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.training.callbacks import MemoryProfiler, memory_advice, memory_profiler
-from lightning_llm.training.callbacks.memory_advice import Estimate, Run, Saving, estimate
+from lightning_llm.training.callbacks.memory_advice import Estimate, Saving, StepCase, estimate
 from lightning_llm.training.trainer import Trainer
 
 RUN = "run/version_0"  # below trainer.default_root_dir
@@ -295,7 +295,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     """Against the meter on a real step: activations to 2 %, the peak without optimizer state to 5 %."""
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=2)], mlp=mlp)
     report = report_of(tmp_path / RUN, 2)
-    run = Run(model.architecture, "AdamW", StepSettings(rows=BATCH, context_length=SEQ))
+    run = StepCase(model.architecture, "AdamW", StepSettings(rows=BATCH, context_length=SEQ))
     found = estimate(run)
     assert found is not None
     real = report["kept"]["by_kind"]["activations"]
