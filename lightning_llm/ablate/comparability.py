@@ -11,6 +11,8 @@ FREE_DATA = ("num_workers", "micro_batch_size", "predict_prompts")  # change no 
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
+OTHER_LENGTH = "match says how many steps a variant has: leave it out"
+OTHER_VALUES = "a pair starts from the same values: give it to the baseline, or leave it out"
 OTHER_BATCHES = "a pair needs the same batches and validation text: leave it out"
 OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
 
@@ -40,18 +42,15 @@ def refuse_incomparable(base: Arm, arm: Arm, metrics: Sequence[str]) -> None:
     Raises:
         ValueError: It changes data, validation, the number of steps, or the scale of the initial values.
     """
-    for option, advice in _changes(base, arm, metrics):
-        raise ValueError(f"{arm.name} changes {option}: {advice}")
+    if first := next(_changes(base, arm, metrics), None):
+        raise ValueError(f"{arm.name} changes {': '.join(first)}")
 
 
 def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each option that makes the losses incomparable, and what to do about it."""
     for name in OF_INITIAL_VALUES:
         if getattr(base.architecture, name) != getattr(arm.architecture, name):
-            yield (
-                f"{ARCHITECTURE}{name}",
-                "a pair starts from the same values: give it to the baseline, or leave it out",
-            )
+            yield f"{ARCHITECTURE}{name}", OTHER_VALUES
     base_data, data = base.options["data"], arm.options["data"]
     names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
     changed = [name for name in names if base_data.get(name) != data.get(name)]
@@ -63,8 +62,7 @@ def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str,
     yield from ((f"data.{name}", advice) for name in changed)
     for name in PAIRED:
         if base.options["trainer"].get(name) != arm.options["trainer"].get(name):
-            length = "match says how many steps a variant has: leave it out"
-            yield f"trainer.{name}", length if name == "max_steps" else OTHER_BATCHES
+            yield f"trainer.{name}", OTHER_LENGTH if name == "max_steps" else OTHER_BATCHES
 
 
 def _text_of(arm: Arm) -> list[tuple[int, int]]:

@@ -33,20 +33,20 @@ class Vary(NamedTuple):
     Attributes:
         values: What the option without a value, or ``all``, stands for.
         field: The field of a ``Setting`` that it sets; empty: none.
-        more: Further values that it takes.
+        more: Further values that it takes; ``None``: any whole number of at least 0.
         also: What else it sets.
     """
 
     values: tuple[Any, ...]
     field: str = ""
-    more: tuple[Any, ...] = ()
+    more: tuple[Any, ...] | None = ()
     also: Mapping[str, Any] = MappingProxyType({})
 
 
 VARIES = {  # and any other option of the architecture
     f"{ARCHITECTURE}checkpoint_level": Vary((0, 1, 2)),
     f"{ARCHITECTURE}recompute": Vary(("mlp", "attention", "block")),
-    "model.loss_chunks": Vary((0, 1, 3), "loss_chunks"),
+    "model.loss_chunks": Vary((0, 1, 3), "loss_chunks", more=None),
     "data.micro_batch_size": Vary((1, 3), "micro_batch", more=(2, 4)),
     "trainer.precision": Vary(("32-true", "bf16-true", "bf16-mixed"), "precision", more=("64-true",)),
     "model.compile_mode": Vary(("default",), "compile_mode"),
@@ -155,9 +155,9 @@ def _with(base: "Setting", option: str, value: Any) -> "Setting":
     name = option.removeprefix(ARCHITECTURE)
     if name == option:
         vary = VARIES[option]
-        if vary.field == "loss_chunks" and (type(value) is not int or value < 0):
+        if vary.more is None and (type(value) is not int or value < 0):
             raise ValueError("it takes a whole number of at least 0")
-        if vary.field != "loss_chunks" and value not in (accepted := sorted((*vary.values, *vary.more), key=str)):
+        if vary.more is not None and value not in (accepted := sorted((*vary.values, *vary.more), key=str)):
             raise ValueError(f"it takes {', '.join(map(str, accepted))}")
         return dataclasses.replace(base, **({vary.field: value} if vary.field else {}), **vary.also)
     if name not in {field.name for field in dataclasses.fields(base.config)}:

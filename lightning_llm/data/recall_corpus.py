@@ -2,11 +2,11 @@
 
 A line such as ``fQ,aX,cB,0cB0fQ0aX;1aX1cB1fQ`` binds each key to a value, and then asks for each key, in another order
 each *round*: the multi-query associative recall of Arora et al. 2023, "Zoology" (arXiv 2312.04927, section 4), as text
-for ``char``. Keys and values are different in each line, and every line has the same length. With that length as
-``context_length``, each window of the validation text is one line. Its only repeated bigrams are a key and its value:
-before each key is the number of its round, and what is between two rounds occurs once. So ``recall_loss`` is the loss
-of the answers. Windows of training begin anywhere in a line. With one round, many of their queries would have nothing
-before them that answers them.
+for ``char``. Keys and values are different in each line, and every line has the same length. Its only repeated bigrams
+are a key and its value: before each key is the number of its round, and what is between two rounds occurs once. So
+``recall_loss`` is the loss of the answers. ``context_length`` is the length of a line plus 1: with the length itself,
+all windows of an epoch would begin at the same place in their lines. Windows begin anywhere in a line, so with one
+round, many queries would have nothing before them that answers them.
 
 A model that finds the key's value has a recall loss of 0. One that knows only which values are in the line, and leaves
 out those that were asked for in this round, guesses among the rest: ln(pairs!) / pairs, the *chance level*. One layer

@@ -20,8 +20,8 @@ class Data(TokenDataModule):
 def arm(name="variant", *, data=None, trainer=None, architecture=None, text=(1000, 3), bytes_per_token=1.0):
     counts = SimpleNamespace(bytes=text[0], documents=text[1])
     module = Data()
-    module.__dict__["sources"] = [SimpleNamespace(store=SimpleNamespace(splits={"val": counts}))]
-    module.__dict__["bytes_per_token"] = bytes_per_token
+    module.sources = [SimpleNamespace(store=SimpleNamespace(splits={"val": counts}))]
+    module.bytes_per_token = bytes_per_token
     return SimpleNamespace(
         name=name,
         options={"data": data or {}, "trainer": trainer or {}},

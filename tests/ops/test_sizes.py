@@ -41,3 +41,16 @@ def test_no_chunk_is_a_single_column_of_several(width):
 def test_which_attention_runs(device, itemsize, head_dim, seq, options, expected):
     options = {"mask": "causal", "dropout": 0.0, **options}
     assert sizes.attention_form(device, itemsize, head_dim, seq, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "itemsize", "device", "rows"),
+    [
+        (32768, 2048, 2, "cuda", 32768),  # 128 MiB hold all of it
+        (32768, 2048, 4, "cuda", 16384),
+        (32768, 16384, 2, "cuda", 8192),  # a wide layer has no larger tiles than others
+        (32768, 2048, 2, "cpu", 2048),
+    ],
+)
+def test_a_tile_of_backward_has_more_tokens_where_the_whole_width_fits(tokens, width, itemsize, device, rows):
+    assert sizes.backward_rows(tokens, width, itemsize, device, 4) == rows
