@@ -170,7 +170,7 @@ def _shakespeare_files(given: str) -> list[TextFile]:
 
 def _recall_files(given: str) -> list[TextFile]:
     recall = RecallText.of(given.partition(":")[2])
-    return [TextFile(given, recall.lines * recall.context_length, functools.partial(write_recall, recall))]
+    return [TextFile(given, recall.lines * recall.line_length, functools.partial(write_recall, recall))]
 
 
 def _stdlib_files(_: str) -> list[TextFile]:

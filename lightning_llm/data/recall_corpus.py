@@ -79,7 +79,7 @@ class RecallText:
         return cls(**found)
 
     @property
-    def context_length(self) -> int:
+    def line_length(self) -> int:
         """Characters of a line, with its end."""
         return 3 * self.pairs * (1 + self.rounds) + self.rounds
 

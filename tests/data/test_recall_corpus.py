@@ -25,7 +25,7 @@ def test_the_text_is_a_function_of_its_options():
     corpus = open_corpus(["recall:pairs=3,rounds=2,lines=20"])
     text = corpus.files[0].text()
     assert text.startswith("".join(first))
-    assert len(text) == corpus.size == 20 * RecallText(pairs=3, rounds=2).context_length
+    assert len(text) == corpus.size == 20 * RecallText(pairs=3, rounds=2).line_length
     assert corpus.fingerprint == open_corpus(["recall:pairs=3,rounds=2,lines=20"]).fingerprint
     assert corpus.fingerprint != open_corpus(["recall:pairs=3,rounds=2,lines=20,seed=1"]).fingerprint
 
@@ -45,7 +45,7 @@ def test_each_round_asks_once_for_each_key_of_its_line(sizes):
     recall = RecallText(lines=200, **sizes)
     orders = set()
     for line in recall.text():
-        assert len(line) == recall.context_length
+        assert len(line) == recall.line_length
         pairs, rounds = parts_of(line)
         assert len(rounds) == recall.rounds
         assert all(sorted(queries) == sorted(pairs) for queries in rounds)
@@ -61,7 +61,7 @@ def test_windows_of_the_validation_text_are_lines_whose_repeated_bigrams_are_the
     store = find_or_prepare(corpus=f"recall:{name}", store=str(tmp_path / "store"), tokenizer="char")
     tokenizer = Tokenizer.from_file(tmp_path / "store" / "tokenizer.json")
     ids = torch.from_numpy(np.array(store.tokens("val"), dtype=np.int64))
-    assert len(ids) == 3 * recall.context_length
+    assert len(ids) == 3 * recall.line_length
     lines = ids.view(3, -1)
     repeated = repeated_bigrams(lines[:, :-1], lines[:, 1:])
     for line, answers in zip(lines.tolist(), repeated, strict=True):
