@@ -15,7 +15,7 @@ import dataclasses
 from collections import Counter
 
 from lightning_llm.accounting import parts
-from lightning_llm.accounting.parts import unlisted_parts
+from lightning_llm.accounting.parts import Layers, kinds_of_layers, unlisted_parts
 from lightning_llm.accounting.settings import UNMEASURED, Measured, MeasuredPart
 from lightning_llm.accounting.symbolic import Count
 from lightning_llm.model.config import ModelConfig
@@ -110,27 +110,17 @@ def parameters_by_part(config: ModelConfig, measured: Measured = UNMEASURED) -> 
 
 def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dict[str, dict[str, int]]:
     """The same, term by term: for each part the products that add up to it, written out, and their values."""
-    s = Sizes.of(config, measured)
-    unlisted = {
-        kind: _all_layers(kind, s.layers, measured[kind]) for kind in unlisted_parts(config) if kind in measured
-    }
+    s, unlisted = Sizes.of(config, measured), unlisted_parts(config)
     embeddings, norms, head = [s.vocab * s.hidden], [norm_elements(config, measured)], []
-    attention, mlp = _attention_terms(config, s), _mlp_terms(config, s)
     if config.position == "learned":
         embeddings.append(s.positions * s.hidden)
     if "position" in unlisted:
-        embeddings.append(unlisted["position"])
-    if config.qk_norm and not unlisted.keys() & {"attention", "block"}:
-        norms.append(s.layers * s.head_dim * 2)
-    if "attention" in unlisted:
-        attention = [unlisted["attention"]]
-    if "mlp" in unlisted:
-        mlp = [unlisted["mlp"]]
-    if "block" in unlisted:
-        attention, mlp = [], []
-    else:
-        count = len(parts.KNOWN_BLOCKS[name_of(config.block)].norms)
-        norms.insert(0, s.layers * norm_elements(config, measured) * count)
+        embeddings.append(Count(measured["position"].parameters, "measured"))
+    in_layers = [_layer_terms(layers, layers.measured(measured)) for layers in kinds_of_layers(config)]
+    attention, mlp, norms_of_layers, blocks = (
+        [term for terms in in_layers for term in terms[part]] for part in ("attention", "mlp", "norms", "blocks")
+    )
+    norms = [*norms_of_layers, *norms]
     if not config.tie_word_embeddings:
         head.append(s.vocab * s.hidden)
     if config.lm_head_bias:
@@ -140,11 +130,32 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
         "attention": attention,
         "mlp": mlp,
         "norms": norms,
-        **({"blocks": [unlisted["block"]]} if "block" in unlisted else {}),
+        **({"blocks": blocks} if blocks else {}),
         "head": head,
-        **({"loss": [unlisted["loss"]]} if "loss" in unlisted else {}),
+        **({"loss": [Count(measured["loss"].parameters, "measured")]} if "loss" in unlisted else {}),
     }
     return {part: {term.formula: int(term) for term in terms} for part, terms in by_part.items()}
+
+
+def _layer_terms(layers: Layers, measured: Measured) -> dict[str, list[Count]]:
+    """The parameters of layers that are alike, by part."""
+    config, unlisted = layers.config, unlisted_parts(layers.config)
+    s = dataclasses.replace(Sizes.of(config, measured), layers=Count(len(layers.places), layers.letter))
+
+    def all_layers(kind: str) -> list[Count]:
+        part = measured[kind]
+        return [Count(s.layers * part.parameters + part.more_parameters, "measured")]
+
+    terms: dict[str, list[Count]] = {"attention": [], "mlp": [], "norms": [], "blocks": []}
+    if "block" in unlisted:
+        return {**terms, "blocks": all_layers("block")}
+    count = len(parts.KNOWN_BLOCKS[name_of(config.block)].norms)
+    terms["norms"] = [s.layers * norm_elements(config, measured) * count]
+    if config.qk_norm and "attention" not in unlisted:
+        terms["norms"].append(s.layers * s.head_dim * 2)
+    terms["attention"] = all_layers("attention") if "attention" in unlisted else _attention_terms(config, s)
+    terms["mlp"] = all_layers("mlp") if "mlp" in unlisted else _mlp_terms(config, s)
+    return terms
 
 
 def _attention_terms(config: ModelConfig, s: Sizes) -> list[Count]:
@@ -169,11 +180,13 @@ def _mlp_terms(config: ModelConfig, s: Sizes) -> list[Count]:
     return terms
 
 
-def _all_layers(kind: str, layers: Count, part: MeasuredPart) -> Count:
-    """The parameters of a measured part, in all layers if it is in each."""
-    if kind not in ("attention", "mlp", "block"):
-        return Count(part.parameters, "measured")
-    return Count(layers * part.parameters + part.more_parameters, "measured")
+def block_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
+    """Parameters of a block: the mean of layers that are alike, and the most of any such."""
+    return max(
+        sum(int(term) for terms in _layer_terms(layers, layers.measured(measured)).values() for term in terms)
+        // len(layers.places)
+        for layers in kinds_of_layers(config)
+    )
 
 
 def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count:
@@ -185,15 +198,23 @@ def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count
 
 def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
     """Parameters of the matrices of attention and MLP: the group ``hidden_matrices`` of ``optim.param_groups``."""
+    return sum(
+        len(layers.places) * _matrix_parameters(layers.config, layers.measured(measured))
+        for layers in kinds_of_layers(config)
+    )
+
+
+def _matrix_parameters(config: ModelConfig, measured: Measured) -> int:
+    """Of one layer."""
     s = Sizes.of(config, measured)
     unlisted = unlisted_parts(config)
     if "block" in unlisted:
-        return config.num_hidden_layers * measured["block"].matrices
+        return measured["block"].matrices
     sizes = {kind: sum(int(out * into) for out, into in layers.values()) for kind, layers in s.matrices().items()}
     if s.experts:
         sizes["mlp"] = sizes["mlp"] * s.experts + s.hidden * s.experts
     sizes |= {kind: measured[kind].matrices for kind in sizes if kind in unlisted}
-    return config.num_hidden_layers * sum(sizes.values())
+    return sum(sizes.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,23 +257,24 @@ def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measure
         ValueError: As in ``Sizes.of``.
     """
     s = Sizes.of(config, measured)
-    kinds = Counter(zip(config.attention_windows, config.checkpoint_levels, strict=True))  # of layers
-    layers = {kind: layer_flops(config, min(context_length, kind[0] or context_length), measured) for kind in kinds}
-
-    def total(*names: str) -> int:
-        return sum(count * sum(layers[kind][name] for name in names) for kind, count in kinds.items())
-
+    windows, levels = config.attention_windows, config.checkpoint_levels
+    in_layers, recomputed = Counter[str](), 0
+    for layers in kinds_of_layers(config):
+        for (window, level), count in Counter((windows[place], levels[place]) for place in layers.places).items():
+            reach = min(context_length, window or context_length)
+            flops = layer_flops(layers.config, reach, layers.measured(measured))
+            in_layers.update({name: count * number for name, number in flops.items()})
+            recomputed += tokens * count * _recomputed(layers.config, flops, level)
     by_part = {
-        "attention_projections": total("qkv", "o"),
-        "attention_scores": total("scores"),
-        "mlp": total("mlp_in", "mlp_out"),
+        "attention_projections": in_layers["qkv"] + in_layers["o"],
+        "attention_scores": in_layers["scores"],
+        "mlp": in_layers["mlp_in"] + in_layers["mlp_out"],
         "lm_head": 2 * s.hidden * s.vocab,
     }
     if "loss" in unlisted_parts(config):
         by_part["lm_head"] = round(measured["loss"].flops[1])  # it calls the head
     by_part = {name: tokens * int(flops) for name, flops in by_part.items()}
     forward = sum(by_part.values())
-    recomputed = tokens * sum(count * _recomputed(config, layers[kind], kind[1]) for kind, count in kinds.items())
     return StepFlops(forward=forward, backward=2 * forward, recomputed=recomputed, by_part=by_part)
 
 

@@ -6,7 +6,8 @@ run, plus the same temporaries. So they are affine in the lengths of the runs, a
 ends and their neighbors have the largest. Traces with three layers in each run, and with four in one of them, give
 every coefficient. Where some layers have a window and the others attend to all positions, both models of equal layers
 are extrapolated: each layer is that of one of them, but for what the attention of the layers before it saves. The
-result is that of ``step_memory`` to the byte (``tests/accounting/test_extrapolated_memory.py``).
+result is that of ``step_memory`` to the byte (``tests/accounting/test_extrapolated_memory.py``). Layers that differ
+otherwise, by ``layers`` of the config, are all traced.
 """
 
 import dataclasses
@@ -36,6 +37,9 @@ class ExtrapolatedMemory:
     """
 
     def __init__(self, config: ModelConfig, settings: StepSettings) -> None:
+        self._config, self._settings = config, settings
+        if config.layers is not None:
+            return
         window, every = (option_of("attention", config.attention, name) for name in ("window", "every"))
         windowed = {CLASS_PATH: name_of(config.attention), INIT_ARGS: {"window": window}}
         self.every: int | None = every
@@ -45,6 +49,10 @@ class ExtrapolatedMemory:
 
     def with_layers(self, counts: Counts) -> StepPoints:
         """The step with so many layers at level 2, then 1, then 0."""
+        if self._config.layers is not None:
+            levels = [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
+            config = dataclasses.replace(self._config, num_hidden_layers=len(levels), checkpoint_level=levels)
+            return _all_layers(config, self._settings)
         windowed = self._windowed.with_layers(counts)
         if self.every is None or self.every > sum(counts):
             return windowed
@@ -158,9 +166,14 @@ def step_points(config: ModelConfig, settings: StepSettings) -> StepPoints:
     levels = config.checkpoint_levels
     if levels == sorted(levels, reverse=True):
         return ExtrapolatedMemory(config, settings).with_layers(tuple(map(levels.count, LEVELS)))
-    if len(levels) > MOST_DIFFERENT:
-        limit = f"levels may rise in at most {MOST_DIFFERENT} layers"
-        raise ValueError(f"num_hidden_layers {len(levels)}: {limit}, where the rows that fit are searched for")
+    return _all_layers(config, settings)
+
+
+def _all_layers(config: ModelConfig, settings: StepSettings) -> StepPoints:
+    """The points of ``step_memory``, each layer traced."""
+    if config.num_hidden_layers > MOST_DIFFERENT:
+        limit = f"levels may rise, or layers differ, in at most {MOST_DIFFERENT} layers"
+        raise ValueError(f"num_hidden_layers {config.num_hidden_layers}: {limit}, where settings are searched for")
     return step_memory(config, settings)
 
 

@@ -9,6 +9,7 @@ entry costs nothing here: ``training/measured_parts.py`` measures it, as any cla
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from lightning_llm.accounting.settings import Measured
 from lightning_llm.accounting.symbolic import Count
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Linear, Operators, Shape
@@ -138,6 +139,46 @@ KNOWN = {
 }
 
 
+IN_LAYERS = ("attention", "mlp", "block")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of a model that are alike.
+
+    Attributes:
+        config: Of these layers.
+        places: Their indices.
+        prefix: Of their parts among those that are measured, such as ``layers[1].``.
+    """
+
+    config: ModelConfig
+    places: list[int]
+    prefix: str = ""
+
+    @property
+    def letter(self) -> str:
+        """What their number is called in formulas: L, or L with their first one where there are others."""
+        return f"L{self.places[0] + 1}" if self.prefix else "L"
+
+    def measured(self, of_model: Measured) -> Measured:
+        """What was measured of their parts, by kind."""
+        if not self.prefix:
+            return of_model
+        own = {kind: of_model[self.prefix + kind] for kind in IN_LAYERS if self.prefix + kind in of_model}
+        return {kind: part for kind, part in of_model.items() if kind in BUILT_IN and kind not in IN_LAYERS} | own
+
+
+def kinds_of_layers(config: ModelConfig) -> list[Layers]:
+    """The layers of a model, by their configs; equal ones where the config has no ``layers``."""
+    if config.layers is None:
+        return [Layers(config, list(range(config.num_hidden_layers)))]
+    kinds: dict[int, Layers] = {}
+    for layer, of_layer in enumerate(config.layer_configs):
+        kinds.setdefault(id(of_layer), Layers(of_layer, [], f"layers[{layer}].")).places.append(layer)
+    return list(kinds.values())
+
+
 def unlisted_parts(config: ModelConfig) -> dict[str, str]:
     """The parts of a model without an entry, by kind, and their names: own ones, and new built-in ones."""
     names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
@@ -147,8 +188,17 @@ def unlisted_parts(config: ModelConfig) -> dict[str, str]:
 def parts_to_measure(config: ModelConfig) -> dict[str, str]:
     """The parts of a model whose memory has to be measured, by kind, and their names.
 
-    An unlisted block is measured as a whole. Unlisted positions change what attention does.
+    An unlisted block is measured as a whole. Unlisted positions change what attention does. Where layers differ, their
+    parts have the prefix of :class:`Layers`.
     """
+    if config.layers is not None:
+        of_model = {kind: name for kind, name in unlisted_parts(config).items() if kind not in IN_LAYERS}
+        return of_model | {
+            layers.prefix + kind: name
+            for layers in kinds_of_layers(config)
+            for kind, name in parts_to_measure(layers.config).items()
+            if kind in IN_LAYERS
+        }
     names, kinds = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}, set(unlisted_parts(config))
     if "mlp" not in kinds and KNOWN_MLPS[names["mlp"]].run is None:
         kinds.add("mlp")

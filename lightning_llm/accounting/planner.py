@@ -115,7 +115,7 @@ class Planner:
             raise ValueError(f"global_batch_size has {share} rows for each process, expected at most {MOST_ROWS}")
         self.rows = row_counts(share)
         self.deepest = 0  # the highest level that the model can have
-        if task.config.mlp == "memory_optimized_swiglu":
+        if all(config.mlp == "memory_optimized_swiglu" for config in task.config.layer_configs):
             self.deepest = 2 if task.config.norm == "rmsnorm" and task.config.block != "post" else 1
         self.step, self.memory, self.time = cache(self._step), cache(self._memory), cache(self._time)
         self._extrapolated = cache(self._extrapolated_memory)

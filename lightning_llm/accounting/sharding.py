@@ -17,7 +17,7 @@ FSDP" (arXiv:2304.11277), section 3.
 
 import dataclasses
 
-from lightning_llm.accounting.counts import norm_elements, parameters_by_part
+from lightning_llm.accounting.counts import block_elements, norm_elements, parameters_by_part
 from lightning_llm.accounting.memory import StepPoints
 from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings
 from lightning_llm.accounting.symbolic import Point, item_sizes
@@ -74,7 +74,7 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
         buckets = 0 if has_views else in_buckets
         return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point.in_words())
     root, head_and_norm = elements_outside_blocks(config, measured), _head_and_norm(config, measured)
-    block = (elements - root) // config.num_hidden_layers
+    block = block_elements(config, measured)
     share, state = -(-elements * storage // world_size), -(-state // world_size)
     blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
     is_deferred = strategy == "fsdp2_deferred" and settings.accumulation > 1

@@ -10,7 +10,14 @@ import dataclasses
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_dtype
-from lightning_llm.accounting.parts import KNOWN_BLOCKS, KNOWN_MLPS, KNOWN_NORMS, Block, unlisted_parts
+from lightning_llm.accounting.parts import (
+    KNOWN_BLOCKS,
+    KNOWN_MLPS,
+    KNOWN_NORMS,
+    Block,
+    kinds_of_layers,
+    unlisted_parts,
+)
 from lightning_llm.accounting.settings import Affine, MeasuredPart, StepSettings
 from lightning_llm.accounting.sharding import elements_outside_blocks
 from lightning_llm.accounting.symbolic import item_sizes
@@ -157,6 +164,28 @@ Passes = tuple[float, float]  # elements per token: in forward, and in forward a
 
 def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passes:
     """Elements per token that a step reads and writes besides its matmuls: once, and again where it recomputes."""
+    if "loss" in unlisted_parts(config):
+        loss = _measured_passes(settings.measured["loss"], settings.context_length, itemsize)[1]
+    else:
+        loss = LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * config.vocab_rows
+    total, repeated_total = loss + _norm_passes(config, settings, itemsize)[1], 0.0
+    levels = config.checkpoint_levels
+    for layers in kinds_of_layers(config):
+        of_layer = dataclasses.replace(settings, measured=layers.measured(settings.measured))
+        at_levels = [levels[place] for place in layers.places]
+        layer, repeated = _layer_passes(layers.config, of_layer, itemsize, at_levels)
+        total, repeated_total = total + len(at_levels) * layer, repeated_total + repeated
+    return total, repeated_total
+
+
+def _norm_passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passes:
+    if "norm" in unlisted_parts(config):
+        return _measured_passes(settings.measured["norm"], settings.context_length, itemsize)
+    return _passes_of_width(KNOWN_NORMS[name_of(config.norm)].passes, config.hidden_size)
+
+
+def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, levels: list[int]) -> Passes:
+    """Those of one layer, and what all layers that are like it repeat."""
     s, recompute, measured = Sizes.of(config, settings.measured), config.recompute, settings.measured
     unlisted = {
         kind: _measured_passes(measured[kind], settings.context_length, itemsize)
@@ -168,29 +197,24 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
     normed, whole_normed = _passes_of_width(KNOWN_NORMS["rmsnorm"].passes, heads if config.qk_norm else 0)
     attended = rotated + ATTENTION_PASSES * heads
     built_in: dict[str, Passes] = {
-        "attention": (attended + normed, 2 * rotated + 3 * ATTENTION_PASSES * heads + whole_normed),
-        "loss": (0, LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * s.vocab),
+        "attention": (attended + normed, 2 * rotated + 3 * ATTENTION_PASSES * heads + whole_normed)
     }
-    if "norm" not in unlisted:
-        built_in["norm"] = _passes_of_width(KNOWN_NORMS[name_of(config.norm)].passes, s.hidden)
     if "block" in unlisted:
         unlisted |= {"attention": unlisted["block"], "mlp": (0.0, 0.0)}
     elif "mlp" not in unlisted:
         built_in["mlp"] = _passes_of_width(KNOWN_MLPS[name_of(config.mlp)].passes, s.intermediate * (s.top_k or 1))
     passes: dict[str, Passes] = built_in | unlisted
-    norm, whole_norm = passes["norm"]
+    norm, whole_norm = _norm_passes(config, settings, itemsize)
     attention, whole_attention = passes["attention"]
     mlp, whole_mlp = passes["mlp"]
-    _, loss = passes["loss"]
     block = KNOWN_BLOCKS.get(name_of(config.block), Block())  # an unlisted one was measured with its norms
     in_attention, in_mlp, of_sums = (sum(map(bool, names)) for names in (block.attention, block.mlp, block.sums))
     layer = len(block.norms) * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
     repeated: float = in_attention * norm + attention if recompute in ("attention", "block") else 0
     repeated += in_mlp * norm + mlp if recompute in ("mlp", "block") else 0
     repeated += of_sums * norm + RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
-    in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in config.checkpoint_levels)
-    layers = config.num_hidden_layers
-    return layer * layers + whole_norm + loss, repeated * layers + in_levels
+    in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in levels)
+    return layer, repeated * len(levels) + in_levels
 
 
 def _passes_of_width(passes: tuple[int, int], width: int) -> Passes:

@@ -3,13 +3,14 @@
 The same calls in the same order as there, so that what Python keeps alive by a name is alive here too.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from lightning_llm.accounting import parts
 from lightning_llm.accounting.counts import Sizes
-from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, StepSettings
+from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart, StepSettings
 from lightning_llm.accounting.symbolic import FLOAT32, INT64, Count, Gradients
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Operators
@@ -22,6 +23,19 @@ EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "atten
 
 Function = Callable[[Tensor], Tensor]
 CosSin = tuple[Tensor, Tensor] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer's config, sizes and parts that are measured, its weights, and the window and form of its attention."""
+
+    index: int
+    config: ModelConfig
+    sizes: Sizes
+    measured: Measured
+    weights: dict[str, Any]
+    window: int | None
+    form: str
 
 
 class SymbolicModel:
@@ -42,22 +56,23 @@ class SymbolicModel:
         measured, to_measure = settings.measured, parts.parts_to_measure(config)
         if missing := [f"{kind} {name!r}" for kind, name in to_measure.items() if kind not in measured]:
             raise ValueError(f"{', '.join(missing)}: the memory cannot be computed from the config, only measured")
-        self.measured = {kind: measured[kind] for kind in to_measure}
+        self.measured = {kind: measured[kind] for kind in to_measure if kind not in BRANCHES}
         s = self.s = Sizes.of(config, measured)
         self.batch, self.seq = Count(settings.rows, "B"), Count(settings.context_length, "T")
         if self.seq > s.positions:
             longer = f"context_length {int(self.seq)} is more than max_position_embeddings {s.positions}"
             raise ValueError(f"{longer}: shorten one or lengthen the other")
         self.tokens = self.batch * self.seq
-        self.windows = config.attention_windows
-        self.forms = {window: self._attention_form(window) for window in self.windows}
         self.parameters: list[Tensor] = []
         self.causal_mask: Tensor | None = None
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)
-        self.roots = self._measured_weights(*ROOTS)
-        self.layers = [self._layer() for _ in range(config.num_hidden_layers)]
+        self.roots = self._measured_weights(self.measured, *ROOTS)
+        kinds = {place: layers for layers in parts.kinds_of_layers(config) for place in layers.places}
+        self.layers = [
+            self._layer(index, kinds[index], window) for index, window in enumerate(config.attention_windows)
+        ]
         self.norm = self._norm()
         head = self.embed_tokens if config.tie_word_embeddings else self._parameter(s.vocab * s.hidden)
         self.lm_head = head, self._parameter(s.vocab) if config.lm_head_bias else None
@@ -73,17 +88,19 @@ class SymbolicModel:
         if self.config.position == "learned":
             x = ops.add(x, ops.embedding(self.embed_positions, num_positions * s.hidden))
         if "position" in self.measured:
-            x = self._measured("position", x, self.roots["position"])
+            x = self._measured("position", self.measured["position"], x, self.roots["position"])
         x = ops.dropout(x, self.config.dropout)
         cos_sin = self._cos_sin(num_positions)
-        for layer in range(len(self.layers)):
+        for layer in self.layers:
             x = self._checkpointed("block", partial(self._block, layer, cos_sin), x)
         self._enter("final norm", NORMS)
         hidden = self._normalize(x, self.norm)
         del x, cos_sin, positions
         self._enter("loss", LOSS)
         if "loss" in self.measured:
-            return self._measured("loss", hidden, [*self.roots["loss"], *filter(None, self.lm_head)])
+            return self._measured(
+                "loss", self.measured["loss"], hidden, [*self.roots["loss"], *filter(None, self.lm_head)]
+            )
         if self.settings.loss_chunks == 0:
             return ops.cross_entropy(self._logits(hidden))
         return ops.linear_cross_entropy(hidden, self.lm_head, self.tokens, s.vocab, self.settings.loss_chunks)
@@ -105,15 +122,26 @@ class SymbolicModel:
             return [self._parameter(Count(self.measured["norm"].parameters))]
         return [self._parameter(self.s.hidden) for _ in range(parts.KNOWN_NORMS[name_of(self.config.norm)].vectors)]
 
-    def _measured_weights(self, *kinds: str) -> dict[str, list[Tensor]]:
+    def _measured_weights(self, measured: Measured, *kinds: str) -> dict[str, list[Tensor]]:
         """One parameter for all of each measured part."""
-        return {
-            kind: [self._parameter(Count(part.parameters))] for kind, part in self.measured.items() if kind in kinds
-        }
+        return {kind: [self._parameter(Count(part.parameters))] for kind, part in measured.items() if kind in kinds}
 
-    def _layer(self) -> dict[str, Any]:
-        s, config, measured = self.s, self.config, self.measured
-        weights: dict[str, Any] = self._measured_weights(*BRANCHES)
+    def _layer(self, index: int, layers: parts.Layers, window: int | None) -> Layer:
+        config, measured = layers.config, layers.measured(self.settings.measured)
+        measured = {kind: measured[kind] for kind in parts.parts_to_measure(config)}
+        return Layer(
+            index=index,
+            config=config,
+            sizes=(sizes := Sizes.of(config, measured)),
+            measured=measured,
+            weights=self._weights(config, sizes, measured),
+            window=window,
+            form=self._attention_form(window, measured),
+        )
+
+    def _weights(self, config: ModelConfig, s: Sizes, measured: Measured) -> dict[str, Any]:
+        """Of a layer, by name."""
+        weights: dict[str, Any] = self._measured_weights(measured, *BRANCHES)
         if "block" in measured:
             return weights
         weights |= {name: self._norm() for name in parts.KNOWN_BLOCKS[name_of(config.block)].norms}
@@ -131,9 +159,11 @@ class SymbolicModel:
     def _checkpointed(self, part: str, function: Function, x: Tensor) -> Tensor:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
-    def _measured(self, kind: str, x: Tensor, weights: list[Tensor], window: int | None = None) -> Tensor:
+    def _measured(
+        self, kind: str, part: MeasuredPart, x: Tensor, weights: list[Tensor], window: int | None = None
+    ) -> Tensor:
         """A part known by measurement alone; ``window``: of its attention."""
-        ops, part = self.ops, self.measured[kind]
+        ops = self.ops
         tokens, shapes = int(self.tokens), [y.size for y in (x, *weights)]
         reach = self.seq if window is None else max(LONGEST_MEASURED, window - 1 + ATTENTION_ROWS)
 
@@ -152,49 +182,51 @@ class SymbolicModel:
         elements = 1 if kind == "loss" else x.elements
         return ops.apply(ops.new(elements, part.itemsize), [x, *weights], [x, saved], backward)
 
-    def _block(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        if "block" in self.measured:
-            self._enter("attention", ATTENTION, layer)
-            return self._measured("block", x, self.layers[layer]["block"])
-        weights, norms = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].sums
+    def _block(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
+        weights = layer.weights
+        if "block" in layer.measured:
+            self._enter("attention", ATTENTION, layer.index)
+            return self._measured("block", layer.measured["block"], x, weights["block"])
+        norms = parts.KNOWN_BLOCKS[name_of(self.config.block)].sums
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
-        self._enter("attention", RESIDUAL, layer)
+        self._enter("attention", RESIDUAL, layer.index)
         x = self.ops.add(x, mixed)
         del mixed
         x = self._normalize(x, weights[norms[0]]) if norms else x
         out = self._checkpointed("mlp", partial(self._mlp, layer), x)
-        self._enter("mlp", RESIDUAL, layer)
+        self._enter("mlp", RESIDUAL, layer.index)
         x = self.ops.add(x, out)
         del out
         return self._normalize(x, weights[norms[1]]) if norms else x
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if "norm" in self.measured:
-            return self._measured("norm", x, weights)
+            return self._measured("norm", self.measured["norm"], x, weights)
         return parts.KNOWN_NORMS[name_of(self.config.norm)].run(self.ops, x, weights, self.tokens)
 
-    def _mlp(self, layer: int, x: Tensor) -> Tensor:
-        config, weights, level = self.config, self.layers[layer], self.config.checkpoint_levels[layer]
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        config, weights, s = layer.config, layer.weights, layer.sizes
+        level = config.checkpoint_levels[layer.index]
         before, after = parts.KNOWN_BLOCKS[name_of(config.block)].mlp
         if before and level < 2:
-            self._enter("mlp", NORMS, layer)
+            self._enter("mlp", NORMS, layer.index)
             x = self._normalize(x, weights[before])
-        self._enter("mlp", MLP, layer)
-        run = None if "mlp" in self.measured else parts.KNOWN_MLPS[name_of(config.mlp)].run
+        self._enter("mlp", MLP, layer.index)
+        run = None if "mlp" in layer.measured else parts.KNOWN_MLPS[name_of(config.mlp)].run
         if run is None:
-            out = self._measured("mlp", x, weights["mlp"])
+            out = self._measured("mlp", layer.measured["mlp"], x, weights["mlp"])
         else:
             norm = weights[before][0] if level == 2 else None
-            out = run(self.ops, x, weights, (self.tokens, self.s.hidden, self.s.intermediate), level, norm)
+            out = run(self.ops, x, weights, (self.tokens, s.hidden, s.intermediate), level, norm)
         del x
         return self.ops.dropout(self._normalize(out, weights[after]) if after else out, config.dropout)
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
-    def _attention_form(self, window: int | None) -> str:
+    def _attention_form(self, window: int | None, measured: Measured) -> str:
         """Which attention runs, in layers with this window."""
         config, ops, head_dim = self.config, self.ops, int(self.s.head_dim)
-        if {"attention", "block"} & self.measured.keys():
+        if {"attention", "block"} & measured.keys():
             return "measured"
         is_window = window is not None and window < self.seq
         if is_window and config.dropout:
@@ -205,34 +237,33 @@ class SymbolicModel:
             raise ValueError(f"head_dim {head_dim} is not estimated on {ops.device}: use a multiple of 8")
         return form
 
-    def _attention(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        weights, (before, after) = self.layers[layer], parts.KNOWN_BLOCKS[name_of(self.config.block)].attention
+    def _attention(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
+        weights, (before, after) = layer.weights, parts.KNOWN_BLOCKS[name_of(self.config.block)].attention
         if before:
-            self._enter("attention", NORMS, layer)
+            self._enter("attention", NORMS, layer.index)
             x = self._normalize(x, weights[before])
-        self._enter("attention", ATTENTION, layer)
-        if "attention" in self.measured:
-            out = self._measured("attention", x, weights["attention"], self.windows[layer])
+        self._enter("attention", ATTENTION, layer.index)
+        if "attention" in layer.measured:
+            out = self._measured("attention", layer.measured["attention"], x, weights["attention"], layer.window)
         else:
-            out = self._attend(layer, cos_sin, x)
+            out = self._attend(layer, cos_sin if layer.config.position == "rope" else None, x)
         del x
         return self.ops.dropout(self._normalize(out, weights[after]) if after else out, self.config.dropout)
 
-    def _attend(self, layer: int, cos_sin: CosSin, x: Tensor) -> Tensor:
-        ops, s, weights, window = self.ops, self.s, self.layers[layer], self.windows[layer]
-        form = self.forms[window]
+    def _attend(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
+        ops, s, weights, window, form = self.ops, layer.sizes, layer.weights, layer.window, layer.form
         query = ops.linear(x, weights["q_proj"], self.tokens * s.heads * s.head_dim)
         key = ops.linear(x, weights["k_proj"], self.tokens * s.kv_heads * s.head_dim)
         value = ops.linear(x, weights["v_proj"], self.tokens * s.kv_heads * s.head_dim)
-        if self.config.qk_norm:
+        if layer.config.qk_norm:
             query = ops.rms_norm(query, weights["q_norm"][0], self.tokens * s.heads)
             key = ops.rms_norm(key, weights["k_norm"][0], self.tokens * s.kv_heads)
         if cos_sin is not None:
             query, key = ops.rotate(query, *cos_sin), ops.rotate(key, *cos_sin)
         if form == "short":
-            mixed = self._short_attention(query, key, value, is_contiguous=cos_sin is not None)
+            mixed = self._short_attention(s, query, key, value, is_contiguous=cos_sin is not None)
         elif form == "spans":
-            mixed = self._span_attention(query, key, value, window, is_contiguous=cos_sin is not None)
+            mixed = self._span_attention(s, query, key, value, window, is_contiguous=cos_sin is not None)
         else:
             if form == "efficient" and s.heads > s.kv_heads:
                 elements = self.tokens * s.heads * s.head_dim
@@ -243,8 +274,8 @@ class SymbolicModel:
             mixed = ops.copy(mixed)  # transpose and flatten; free where the built-in attention got strided queries
         return ops.linear(mixed, weights["o_proj"], self.tokens * s.hidden)
 
-    def _short_attention(self, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
-        ops, s = self.ops, self.s
+    def _short_attention(self, s: Sizes, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
+        ops = self.ops
         is_grouped, is_strided = s.heads > s.kv_heads, s.heads > 1 and self.batch > 1
         if is_grouped:
             elements = self.tokens * s.heads * s.head_dim
@@ -259,9 +290,9 @@ class SymbolicModel:
         return ops.copy_gradient(out) if is_strided else out
 
     def _span_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, window: int | None, *, is_contiguous: bool
+        self, s: Sizes, query: Tensor, key: Tensor, value: Tensor, window: int | None, *, is_contiguous: bool
     ) -> Tensor:
-        ops, s = self.ops, self.s
+        ops = self.ops
         if not is_contiguous:
             query, key = ops.copy(query) if s.heads > 1 else query, ops.copy(key) if s.kv_heads > 1 else key
         value = ops.copy(value) if s.kv_heads > 1 else value

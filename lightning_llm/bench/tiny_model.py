@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_llm.data.batches import IGNORED, Batch
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import arguments_of, name_of, option_of
+from lightning_llm.model.parts import Part, arguments_of, name_of, option_of
 from lightning_llm.model.transformer import Transformer
 
 ROWS, CONTEXT, VOCAB = 4, 64, 67  # in float32, the memory-optimized MLP then runs in tiles
@@ -28,15 +28,8 @@ def tiny_config(config: ModelConfig) -> ModelConfig:
     """The same parts and options at tiny sizes."""
     groups = config.num_attention_heads // (config.num_key_value_heads or 1)
     heads = max(HEADS, groups)
-    layers = min(LAYERS, config.num_hidden_layers)
-    level, attention, mlp = config.checkpoint_level, config.attention, config.mlp
-    changes: dict[str, Any] = {}
-    if window := option_of("attention", attention, "window"):
-        options = {**arguments_of(attention), "window": min(window, WINDOW)}
-        changes["attention"] = {CLASS_PATH: name_of(attention), INIT_ARGS: options}
-    if experts := option_of("mlp", mlp, "num_experts"):
-        options = {**arguments_of(mlp), "num_experts": min(experts, max(EXPERTS, option_of("mlp", mlp, "top_k")))}
-        changes["mlp"] = {CLASS_PATH: name_of(mlp), INIT_ARGS: options}
+    layers = min(max(LAYERS, len(config.layers or ())), config.num_hidden_layers)
+    level = config.checkpoint_level
     return dataclasses.replace(
         config,
         vocab_size=VOCAB,
@@ -49,14 +42,40 @@ def tiny_config(config: ModelConfig) -> ModelConfig:
         max_position_embeddings=max(CONTEXT, config.max_position_embeddings),
         checkpoint_level=level if isinstance(level, int) else level[:layers],
         dropout=0.0,
-        **changes,
+        layers=None if config.layers is None else [_tiny_layer(own, config, heads) for own in config.layers],
+        **_small_parts({"attention": config.attention, "mlp": config.mlp}),
     )
+
+
+def _tiny_layer(options: dict[str, Any], config: ModelConfig, heads: int) -> dict[str, Any]:
+    """The options of a layer, for a model with so many heads."""
+    own = {name: value for name, value in options.items() if name != "intermediate_size"}
+    if (keys := own.get("num_key_value_heads")) is not None:
+        own["num_key_value_heads"] = math.gcd(heads, max(1, heads * keys // config.num_attention_heads))
+    return {**own, **_small_parts({kind: own[kind] for kind in ("attention", "mlp") if kind in own})}
+
+
+def _small_parts(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """Those of the parts that have a shorter window or fewer experts at tiny sizes."""
+    small: dict[str, Part] = {}
+    for kind, part in parts.items():
+        if window := option_of(kind, part, "window"):
+            small[kind] = _with_options(part, window=min(window, WINDOW))
+        if experts := option_of(kind, part, "num_experts"):
+            small[kind] = _with_options(part, num_experts=min(experts, max(EXPERTS, option_of(kind, part, "top_k"))))
+    return small
+
+
+def _with_options(part: Part, **options: Any) -> Part:
+    return {CLASS_PATH: name_of(part), INIT_ARGS: {**arguments_of(part), **options}}
 
 
 def plain_config(config: ModelConfig) -> ModelConfig:
     """The same function, in the plainest form."""
-    mlp = "swiglu" if config.mlp == "memory_optimized_swiglu" else config.mlp
-    return dataclasses.replace(config, mlp=mlp, checkpoint_level=0, recompute="none")
+    optimized, plain = "memory_optimized_swiglu", "swiglu"
+    layers = config.layers and [{**own, "mlp": plain} if own.get("mlp") == optimized else own for own in config.layers]
+    mlp = plain if config.mlp == optimized else config.mlp
+    return dataclasses.replace(config, mlp=mlp, layers=layers, checkpoint_level=0, recompute="none")
 
 
 def random_weights(config: ModelConfig) -> Weights:

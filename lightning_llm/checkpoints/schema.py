@@ -198,7 +198,7 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
             if config.vocab_size is None:
                 yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
             # each expert has at least one tensor: the model is not built for a file that has none
-            least = config.num_hidden_layers * (option_of("mlp", config.mlp, "num_experts") or 1)
+            least = sum(option_of("mlp", of_layer.mlp, "num_experts") or 1 for of_layer in config.layer_configs)
             if of_tensors and "block" not in config.custom_parts and len(content.get("state_dict", ())) < least:
                 yield f"state_dict has {len(content.get('state_dict', ()))} tensors, the architecture at least {least}"
     except (ValueError, TypeError) as error:  # a value that cannot be compared

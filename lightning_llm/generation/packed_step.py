@@ -37,7 +37,8 @@ def can_pack(model: Transformer) -> bool:
     blocks = {(type(block), type(getattr(block, "self_attn", None))) for block in model.layers}
     if type(model) is not Transformer or blocks != {(Block, CausalSelfAttention)}:
         return False
-    if model.config.attention != "full" or model.config.partial_rotary_factor != 1:
+    config = model.config
+    if config.attention != "full" or config.layers is not None or config.partial_rotary_factor != 1:
         return False
     if type(model.embed_positions) not in (Position, LearnedPositions, RotaryPositions):
         return False

@@ -8,17 +8,19 @@ accounting and the command line read a config without paying for it.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Literal
 
 from lightning_llm.io.options import number, option, option_problems
-from lightning_llm.io.trust import CLASS_PATH, refuse_custom
+from lightning_llm.io.trust import refuse_custom
 from lightning_llm.io.untrusted import is_number, shown
+from lightning_llm.model.layers import configs_of_layers, layer_faults, layer_form_faults, normalized_layers
 from lightning_llm.model.mup import mup_problems
 from lightning_llm.model.parts import (
     BUILT_IN,
     PARTIAL_ROPE,
-    SHORT_NAMES,
     Part,
+    by_path,
     form_faults,
     is_positive,
     name_of,
@@ -106,6 +108,10 @@ class ModelConfig:
         recompute: Parts of a block that save only their input in training and run again in backward
             (``torch.utils.checkpoint``): ``none``, ``mlp`` or ``attention`` with its norm, or the whole ``block``.
         qk_norm: RMSNorm on each query and key head before the rotation.
+        layers: What some layers have in place of the options above: a list with the options of one layer each, begun
+            again until all layers have theirs. So ``[{attention: gated_delta_net, position: none}, {}]`` is for every
+            other layer. The options are ``attention``, ``mlp``, ``position`` (``none``, or that of the model),
+            ``qk_norm``, ``num_key_value_heads`` and ``intermediate_size``. ``None``: all layers are alike.
         dropout: Probability, on embeddings, attention weights and both residual branches.
         attention_bias: Biases in the four attention projections.
         mlp_bias: Biases in the MLP projections.
@@ -140,6 +146,7 @@ class ModelConfig:
     checkpoint_level: int | list[int] = 0
     recompute: Recompute = "none"
     qk_norm: bool = False
+    layers: list[dict[str, Any]] | None = None
     dropout: float = number(0.0, "at least 0 and below 1", lambda value: 0 <= value < 1)
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -150,14 +157,15 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for kind in BUILT_IN:
-            object.__setattr__(self, kind, normalized(_by_path(kind, getattr(self, kind))))
+            object.__setattr__(self, kind, normalized(by_path(kind, getattr(self, kind))))
+        object.__setattr__(self, "layers", normalized_layers(self.layers))
         faults = list(self._type_faults())
         if not faults:
             faults = list(self._size_faults())
             if not faults:  # derived sizes make sense only from sound ones
                 self._fill_derived_sizes()
             faults += [*self._shape_faults(), *self._option_faults()]
-        if faults := faults or list(self._magnitude_faults()):
+        if faults := faults or list(self._magnitude_faults()) or list(layer_faults(self)):
             raise ValueError("; ".join(faults))
 
     @property
@@ -174,14 +182,25 @@ class ModelConfig:
     @property
     def attention_windows(self) -> list[int | None]:
         """How many positions the attention of each layer sees; ``None``: all before it."""
-        window, every = (option_of("attention", self.attention, name) for name in ("window", "every"))
-        return [window_of_layer(layer, window, every) for layer in range(self.num_hidden_layers)]
+        windows = []
+        for layer, config in enumerate(self.layer_configs):
+            window, every = (option_of("attention", config.attention, name) for name in ("window", "every"))
+            windows.append(window_of_layer(layer, window, every))
+        return windows
+
+    @cached_property
+    def layer_configs(self) -> list["ModelConfig"]:
+        """The config of each layer: this one, with the layer's own options. Equal layers share one."""
+        return configs_of_layers(self)
 
     @property
     def custom_parts(self) -> dict[str, str]:
         """The kinds of parts that are not built in, and the import paths of their classes, which building imports."""
-        names = {kind: name_of(getattr(self, kind)) for kind in BUILT_IN}
-        return {kind: name for kind, name in names.items() if name not in BUILT_IN[kind]}
+        parts = {kind: (kind, getattr(self, kind)) for kind in BUILT_IN}
+        for index, options in enumerate(self.layers or ()):
+            parts |= {f"layers[{index}].{kind}": (kind, options[kind]) for kind in BUILT_IN if kind in options}
+        names = {key: (kind, name_of(part)) for key, (kind, part) in parts.items()}
+        return {key: name for key, (kind, name) in names.items() if name not in BUILT_IN[kind]}
 
     @property
     def vocab_rows(self) -> int:
@@ -216,6 +235,7 @@ class ModelConfig:
                 yield f"{field.name} must be {expected}, got {shown(value)}"
         for kind in BUILT_IN:
             yield from form_faults(kind, getattr(self, kind))
+        yield from layer_form_faults(self.layers)
 
     def _size_faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
@@ -330,21 +350,6 @@ def config_of_file(fields: dict[str, Any], source: object, *, trust_code: bool =
     config = ModelConfig(**fields)
     refuse_custom(config.custom_parts.values(), source, trust_code=trust_code)
     return config
-
-
-def _by_path(kind: str, part: Any) -> Any:
-    """A part with the import path of its class, where the class itself is given; ours by their short names."""
-    path = part.get(CLASS_PATH) if isinstance(part, dict) else part
-    if isinstance(path, type):
-        if "." in path.__qualname__:
-            raise ValueError(
-                f"{kind} {path.__qualname__} is inside a function or class: define it at the top of a module"
-            )
-        path = f"{path.__module__}.{path.__qualname__}"
-    if not isinstance(path, str):
-        return part
-    path = SHORT_NAMES.get(path, path)
-    return {**part, CLASS_PATH: path} if isinstance(part, dict) else path
 
 
 def _as_list(level: Any) -> list[Any]:

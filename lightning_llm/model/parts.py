@@ -43,6 +43,7 @@ class BuiltIn(NamedTuple):
         has_mup: Whether the table of ``mup`` (``model/mup.py``) says how its weights scale with the width.
         positions: Of an attention that makes keys in its own way, for each query head and with its own norm: the
             positions that it takes; ``PARTIAL_ROPE`` is ``rope`` with ``partial_rotary_factor`` below 1.
+        is_in_all_layers: Of an attention: whether later layers use what that of the first layer leaves.
     """
 
     path: str
@@ -50,6 +51,7 @@ class BuiltIn(NamedTuple):
     is_gated: bool = False
     has_mup: bool = False
     positions: tuple[str, ...] = ()
+    is_in_all_layers: bool = False
 
 
 def is_positive(value: Any, most: float = 1e30) -> bool:
@@ -100,7 +102,9 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "gated": BuiltIn("attentions.gated.GatedAttention", {"per": _GATE, **_SOFTCAP}),
         "gated_delta_net": BuiltIn("attentions.gated_delta_net.GatedDeltaNet", positions=("learned", "none")),
         "latent": BuiltIn("attentions.latent.LatentAttention", _RANK, positions=_LATENT_POSITIONS),
-        "value_residual": BuiltIn("attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}),
+        "value_residual": BuiltIn(
+            "attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}, is_in_all_layers=True
+        ),
     },
     "mlp": {
         "swiglu": BuiltIn("mlp.build_swiglu", is_gated=True, has_mup=True),
@@ -166,6 +170,21 @@ def normalized(part: Any) -> Any:
         return part
     given = part.get(INIT_ARGS) or {}
     return {CLASS_PATH: part[CLASS_PATH], INIT_ARGS: given} if given else part[CLASS_PATH]
+
+
+def by_path(kind: str, part: Any) -> Any:
+    """A part with the import path of its class, where the class itself is given; ours by their short names."""
+    path = part.get(CLASS_PATH) if isinstance(part, dict) else part
+    if isinstance(path, type):
+        if "." in path.__qualname__:
+            raise ValueError(
+                f"{kind} {path.__qualname__} is inside a function or class: define it at the top of a module"
+            )
+        path = f"{path.__module__}.{path.__qualname__}"
+    if not isinstance(path, str):
+        return part
+    path = SHORT_NAMES.get(path, path)
+    return {**part, CLASS_PATH: path} if isinstance(part, dict) else path
 
 
 def form_faults(kind: str, part: Any) -> Iterator[str]:

@@ -62,10 +62,13 @@ class Transformer(Compilable):
             self.objective = build("loss", config, seed=seed, path="objective")
             initialize(self, config, seed)
             self.tie_weights()
-            for layer in range(config.num_hidden_layers):
+            self.no_positions: Position | None = None  # what layers get that do not use the model's
+            for layer, of_layer in enumerate(config.layer_configs):
                 path = f"layers.{layer}"
-                block = build("block", config, seed=seed, path=path, layer=layer, base=Block)
-                initialize(block, config, seed, path)
+                block = build("block", of_layer, seed=seed, path=path, layer=layer, base=Block)
+                initialize(block, of_layer, seed, path)
+                if of_layer.position != config.position:
+                    self.no_positions = Position(config)
                 place(block)
                 self.layers.append(block)
 
@@ -147,8 +150,9 @@ class Transformer(Compilable):
             layer.prepare(x, context)
             if getattr(layer.mlp, "auxiliary_loss", None) is not None:
                 layer.mlp.auxiliary_loss = None  # of the forward pass before
-        for layer in blocks:
-            x = layer(x, context)
+        without = context if self.no_positions is None else context._replace(position=self.no_positions, state=None)
+        for layer, of_layer in zip(blocks, self.config.layer_configs, strict=True):
+            x = layer(x, context if of_layer.position == self.config.position else without)
         if cache is not None and self.uses_cache:
             cache.advance(seq)
         out: Tensor = self.norm(x)

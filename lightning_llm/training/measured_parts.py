@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_llm.accounting.parts import parts_to_measure
+from lightning_llm.accounting.parts import IN_LAYERS, Layers, kinds_of_layers, parts_to_measure
 from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.measure.meter import MemoryMeter
@@ -33,7 +33,6 @@ MOST_ELEMENTS, MEASURED_EXPERTS, MOST_ACTIVATIONS = (
     1 << 24,
 )  # of a built-in part that is measured as it is
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
-IN_LAYERS = ("attention", "mlp", "block")
 WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 EXTENDED = "The estimate extrapolates {} from a measurement on one and two rows."
 
@@ -50,17 +49,24 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
         ValueError: A class cannot be imported or made.
     """
     dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
-    return {kind: _measured(kind, config, precision, dtype, context_length) for kind in parts_to_measure(config)}
+    kinds = kinds_of_layers(config)
+    owners = {layers.prefix + kind: (kind, layers) for layers in kinds for kind in IN_LAYERS}
+    of_model = Layers(config, [0])
+    return {
+        name: _measured(*owners.get(name, (name, of_model)), precision, dtype, context_length)
+        for name in parts_to_measure(config)
+    }
 
 
-def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
-    layers = config.num_hidden_layers if kind in IN_LAYERS else 1
+def _measured(kind: str, alike: Layers, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
+    config, layers = alike.config, len(alike.places)
+    second = alike.places[:2][-1]
     needs_first, needs_position = kind in ("attention", "block"), kind in ("attention", "block", "position")
     seq = max(2, min(context_length, LONGEST_MEASURED)) if needs_first else 2 * TINY
     whole = config
     config, scale = _shrunk(kind, config, seq)
-    part, norm = (_built(each, config, layer).to(dtype) for each, layer in ((kind, min(1, layers - 1)), ("norm", 0)))
-    first = _built(kind, config).to(dtype) if needs_first and layers > 1 else part
+    part, norm = (_built(each, config, layer).to(dtype) for each, layer in ((kind, second), ("norm", 0)))
+    first = _built(kind, config, alike.places[0]).to(dtype) if needs_first and layers > 1 else part
     position = _built("position", config).to(dtype) if needs_position else Position(config)
     rows = config.vocab_rows if kind == "loss" else 1
     head = nn.Linear(config.hidden_size, rows, bias=config.lm_head_bias).to(dtype)
@@ -86,8 +92,8 @@ def _measured(kind: str, config: ModelConfig, precision: str, dtype: torch.dtype
         return _affine([scale * case[name] for case in figures], seq)
 
     with torch.device("meta"):
-        part = _built(kind, whole, min(1, layers - 1))
-        different = range(layers) if kind == "attention" or kind in whole.custom_parts else ()
+        part = _built(kind, whole, second)
+        different = alike.places if kind == "attention" or kind in whole.custom_parts else ()
         more = sum(_elements(_built(kind, whole, layer)) - _elements(part) for layer in different)
     return MeasuredPart(
         parameters=_elements(part),

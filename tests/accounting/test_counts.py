@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.accounting import step_flops
+from lightning_llm.accounting.counts import parameter_terms
 
 SIZES = {
     "vocab_size": 101, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -52,6 +53,18 @@ def test_chunked_loss_and_other_shapes(options):
     config = ModelConfig(**SIZES, **options)
     flops = step_flops(config, tokens=ROWS * CONTEXT, context_length=CONTEXT)
     assert flops.hardware == counted(config)[1]
+
+
+def test_layers_that_differ_count_what_each_would_in_a_model_of_its_own():
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
+    step, own = {"tokens": 40, "context_length": 20}, {"mlp": "relu", "intermediate_size": 40, "num_key_value_heads": 2}
+    mixed, usual, other = (
+        step_flops(ModelConfig(**sizes, **options), **step) for options in ({"layers": [own, {}, {}, {}]}, {}, own)
+    )
+    for part in ("attention_projections", "mlp"):
+        assert 4 * mixed.by_part[part] == 3 * usual.by_part[part] + other.by_part[part]
+    terms = parameter_terms(ModelConfig(**sizes, layers=[own, {}, {}, {}]))["mlp"]
+    assert terms == {"L1·h·i·2": 32 * 40 * 2, "L2·h·i·3": 3 * 32 * 128 * 3}
 
 
 def test_what_cannot_be_counted_is_said():

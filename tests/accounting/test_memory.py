@@ -60,6 +60,13 @@ def configs(draw):
     norm = draw(pick(["rmsnorm", "layernorm"]))
     levels = [0, 1, 2] if norm == "rmsnorm" else [0, 1]
     level = st.lists(pick(levels), min_size=layers, max_size=layers)
+    own = {
+        "position": st.just("none"),
+        "qk_norm": flag,
+        "intermediate_size": st.integers(64, 400),
+        "num_key_value_heads": st.just(heads),
+    }
+    of_layers = st.lists(st.fixed_dictionaries({}, optional=own), min_size=1, max_size=layers)
     return ModelConfig(
         vocab_size=draw(st.integers(50, 3000)),
         vocab_multiple_of=draw(pick([1, 1, 128])),
@@ -80,6 +87,7 @@ def configs(draw):
         mlp_bias=mlp != "memory_optimized_swiglu" and draw(flag),
         lm_head_bias=draw(flag),
         tie_word_embeddings=draw(flag),
+        layers=draw(st.none() | of_layers),
     )
 
 

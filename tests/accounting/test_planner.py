@@ -246,6 +246,14 @@ def test_a_batch_that_processes_cannot_share_is_refused():
         Planner(task(world_size=5))
 
 
+def test_levels_are_only_for_models_whose_layers_all_have_them():
+    optimized, mixed = model(), model(layers=[{"mlp": "gelu"}, {}])
+    assert [Planner(task(config)).deepest for config in (optimized, mixed)] == [2, 0]
+    smallest = Planner(task(mixed)).smallest()
+    whole = step_memory(configured(mixed, smallest.setting), Planner(task(mixed)).step(smallest.setting))
+    assert smallest.memory.peak == whole.peak
+
+
 def test_levels_are_a_number_or_a_list():
     def level(*counts):
         return StepChoice(

@@ -8,6 +8,7 @@ from lightning_llm.bench.tiny_model import (
     ROWS,
     VOCAB,
     WIDTH,
+    WINDOW,
     make_batch,
     moved,
     plain_config,
@@ -31,12 +32,25 @@ def test_tiny_configs_keep_what_they_can():
     assert config.dropout == 0
     levels = tiny_config(ModelConfig(num_hidden_layers=5, checkpoint_level=[2, 1, 0, 0, 0]))
     assert levels.checkpoint_levels == [2, 1, 0]
+    own = {"attention": {"class_path": "sliding_window", "init_args": {"window": 900}}, "intermediate_size": 5000}
+    sizes = {"num_hidden_layers": 8, "num_attention_heads": 10, "num_key_value_heads": 2}
+    config = ModelConfig(hidden_size=640, layers=[own, {}, {"num_key_value_heads": 10}, {"position": "none"}], **sizes)
+    tiny = tiny_config(config)
+    assert tiny.attention_windows == [WINDOW, None, None, None]
+    assert [of_layer.num_key_value_heads for of_layer in tiny.layer_configs] == [1, 1, 5, 1]
+    assert {of_layer.intermediate_size for of_layer in tiny.layer_configs} == {WIDTH}
 
 
 def test_the_plain_form_fuses_and_recomputes_nothing():
     config = plain_config(ModelConfig(checkpoint_level=2, recompute="block", qk_norm=True))
     assert (config.mlp, config.checkpoint_level, config.recompute, config.qk_norm) == ("swiglu", 0, "none", True)
     assert plain_config(ModelConfig(mlp="gelu")).mlp == "gelu"
+    layers = [{"mlp": "memory_optimized_swiglu"}, {"mlp": "relu2"}, {}]
+    assert [each.mlp for each in plain_config(ModelConfig(layers=layers)).layer_configs[:3]] == [
+        "swiglu",
+        "relu2",
+        "swiglu",
+    ]
 
 
 def test_weights_are_numbers_of_bfloat16_of_unit_variance_and_padding_stays_zero():

@@ -148,6 +148,8 @@ def test_code_from_elsewhere_is_listed_for_every_kind_of_part():
     kinds = ("attention", "mlp", "norm", "position", "block", "loss")
     config = ModelConfig(**{kind: {"class_path": f"my.{kind}", "init_args": {"a": [1, {"b": "c"}]}} for kind in kinds})
     assert config.custom_parts == {kind: f"my.{kind}" for kind in kinds}
+    in_layers = ModelConfig(layers=[{}, {"mlp": OwnPart, "attention": "my.attention"}]).custom_parts
+    assert in_layers == {"layers[1].mlp": f"{OwnPart.__module__}.OwnPart", "layers[1].attention": "my.attention"}
     assert ModelConfig(mlp="lightning_llm.model.experts.MixtureOfExperts").custom_parts == {}
 
 

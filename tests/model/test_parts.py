@@ -79,6 +79,22 @@ PARTS = {  # what differs from the usual model, and by how much its memory may d
     "partial rope": ({"partial_rotary_factor": 0.5}, 0.05),
     "z-loss and smoothing": ({"loss": with_arguments("cross_entropy", z_loss=0.01, label_smoothing=0.1)}, 0.05),
     "yarn": ({"rope_scaling": YARN}, 0.05),
+    "every other layer": (
+        {"layers": [{"attention": "gated_delta_net", "num_key_value_heads": 4, "position": "none"}, {}]},
+        0.05,
+    ),
+    "a layer without positions": ({"layers": [{"position": "none"}, {}]}, 0.05),
+    "layers of three kinds": (
+        {
+            "num_hidden_layers": 4,
+            "layers": [
+                {"mlp": EXPERTS, "qk_norm": True},
+                {"attention": with_arguments("sliding_window", window=5), "position": "none"},
+                {"mlp": "gelu", "intermediate_size": 56, "num_key_value_heads": 4},
+            ],
+        },
+        0.05,
+    ),
 }
 EXAMPLE_PARTS = {
     "layer scale": ({"block": with_arguments("layer_scale.LayerScale", initial=0.5)}, 0.05),
@@ -181,12 +197,13 @@ def test_rows_that_are_read_again_begin_with_an_empty_cache(name, monkeypatch):
 def test_a_part_that_no_hugging_face_class_has_is_refused_by_name(name):
     config = config_of(name)
     names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
-    if all(part in EXPORTED[kind] for kind, part in names.items()):
+    if config.layers is None and all(part in EXPORTED[kind] for kind, part in names.items()):
         return
     with pytest.raises(ValueError, match="no Hugging Face class computes what this model does: ") as refusal:
         mapping_for(config)
     message = str(refusal.value)
     assert "\n" not in message
+    assert ("layers: all of its layers are alike" in message) == (config.layers is not None)
     assert all(part in message for kind, part in names.items() if part not in EXPORTED[kind])
 
 
@@ -252,7 +269,7 @@ TOGETHER = [
     ("geglu", "dynamic tanh", "alibi", "sandwich", "window"),
     ("relu2", "qk-norm", "no positions", "z-loss and smoothing"),
     ("gelu", "partial rope", "canon"),
-    ("relu", "yarn", "a gate per head"),
+    ("relu", "yarn", "a gate per head", "a layer without positions"),
     ("swiglu", "window and softcap", "multi-token prediction"),
     ("experts", "value residual", "layer scale"),
 ]

@@ -95,6 +95,21 @@ def test_decoding_with_a_cache_equals_the_full_forward_pass(position):
     torch.testing.assert_close(pieces, model(input_ids))
 
 
+@pytest.mark.parametrize("position", ["rope", "alibi"])
+def test_a_layer_may_leave_the_positions_out(position):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "num_hidden_layers": 2, "hidden_size": 32}
+    ids = torch.randint(20, (2, 12))
+    first, second = ({"layers": [own, {"position": "none"}]} for own in ({}, {"position": "none"}))
+    cases = [{"position": position, **first}, {"position": position, **second}, {"position": "none"}]
+    models = [Transformer(ModelConfig(**sizes, **case, initializer_range=0.3)).double() for case in cases]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    half, without, none = (model(ids) for model in models)
+    assert torch.equal(without, none)
+    assert (half - none).abs().max() > 0.01
+
+
 def test_a_position_depends_on_no_later_token():
     model = randomized(build())
     first = torch.randint(0, 98, (1, 20))
