@@ -21,7 +21,7 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 LAYERS = (
     ("lazy", "io", "ops.sizes"),
     (
-        *("model.config", "model.parts", "model.mup", "model.rope_scaling"),
+        *("model.config", "model.layers", "model.parts", "model.mup", "model.rope_scaling"),
         *("optim.schedules", "accounting.hardware", "measure", "statistics"),
     ),
     ("io.console", "io.progress"),
@@ -45,7 +45,15 @@ NEVER = (
     *(
         (room, TORCH)
         for room in (
-            *("model.config", "model.parts", "model.mup", "model.rope_scaling", "optim.schedules", "ops.sizes"),
+            *(
+                "model.config",
+                "model.layers",
+                "model.parts",
+                "model.mup",
+                "model.rope_scaling",
+                "optim.schedules",
+                "ops.sizes",
+            ),
             *("accounting", "statistics"),
         )
     ),
