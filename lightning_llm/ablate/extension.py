@@ -26,7 +26,7 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
     if unknown := [name for name in variants or () if name not in experiment.variants]:
         raise ValueError(f"--variants {unknown[0]}: {out} has {', '.join(experiment.variants)}")
     comparisons = [state, *([] if state.tuned is None else [state.tuned])]
-    if variants is None and not any(comparison.undecided for comparison in comparisons):
+    if variants is None and not any(comparison.unfinished for comparison in comparisons):
         advice = "name those that you want to know better: --variants NAME"
         raise ValueError(f"{out}: every comparison has ended: {advice}")
     if not 1 <= pairs <= MOST_PAIRS:
@@ -43,6 +43,6 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
 
 def _look_with(added: Added, state: State, experiment: Experiment) -> int:
     """The last look that a comparison gets."""
-    names = [name for name in added.variants or state.undecided if name in state.verdicts]
+    names = [name for name in added.variants or state.unfinished if name in state.verdicts]
     looks = (experiment.design.look_with(state.verdicts[name].pairs + added.pairs) for name in names)
     return max(looks, default=0)

@@ -98,8 +98,8 @@ def state_of_idea(experiment: Experiment, idea: Idea, losses: Losses) -> State:
     seeds: Mapping[str, Iterable[int]] = {"pair": experiment.seeds(idea.most), "confirm": confirming_seeds(idea)}
     runs = [Run(arm, seed) for seed in seeds.get(step, ()) for arm in (BASELINE, name)]
     needed = [run for run in runs if run not in losses]
-    undecided = [name] if needed else []
-    return State(needed=needed, look=idea.most, verdicts={}, undecided=undecided, looks=[idea.most])
+    unfinished = [name] if needed else []
+    return State(needed=needed, look=idea.most, verdicts={}, unfinished=unfinished, looks=[idea.most])
 
 
 def idea_in_words(idea: Idea, state: State) -> str:

@@ -10,7 +10,7 @@ baseline and variants are compared on the seeds of the looks. Both comparisons h
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
@@ -52,7 +52,7 @@ class State:
         needed: Runs to start, in this order; none: it has ended.
         look: Pairs of the look that they are for, or of the last one.
         verdicts: Of each variant, at its last look; empty before the first.
-        undecided: Variants whose comparison has not ended; while runs are needed, those that they are for.
+        unfinished: Variants whose comparison has not ended.
         looks: Numbers of pairs after which the results are tested: the planned ones, and those that were added.
         null: What the null variant's runs say, as if it were the only variant; ``None`` before the first look.
         tuning: What tuning has found, by arm; empty before its end.
@@ -62,7 +62,7 @@ class State:
     needed: list[Run]
     look: int
     verdicts: dict[str, Verdict]
-    undecided: list[str]
+    unfinished: list[str]
     looks: list[int]
     null: Verdict | None = None
     tuning: Mapping[str, Tuned] = dataclasses.field(default_factory=dict)
@@ -98,14 +98,14 @@ def _compare(
     """The comparison of variants with the baseline, by the names of their runs."""
     comparison = _Comparison(experiment, losses, names, with_null)
     for look in experiment.looks:
-        if state := comparison.lacking(dict.fromkeys(comparison.undecided, look)):
+        if state := comparison.lacking(dict.fromkeys(comparison.unfinished, look)):
             return state
     for pairs, variants in added:
-        growing = comparison.undecided if variants is None else [name for name in comparison.pairs if name in variants]
+        growing = comparison.unfinished if variants is None else [name for name in comparison.pairs if name in variants]
         look_with = experiment.design.look_with
         if state := comparison.lacking({name: look_with(comparison.pairs[name] + pairs) for name in growing}):
             return state
-    return comparison.state([], comparison.pairs, comparison.undecided)
+    return comparison.state([], comparison.pairs)
 
 
 class _Comparison:
@@ -119,13 +119,13 @@ class _Comparison:
 
     Attributes:
         pairs: Of each variant, up to its last look.
-        undecided: Variants whose comparison has not ended.
+        unfinished: Variants whose comparison has not ended.
     """
 
     def __init__(self, experiment: Experiment, losses: Losses, names: Mapping[str, str], with_null: bool) -> None:
         self._experiment, self._losses, self._names, self._with_null = experiment, losses, names, with_null
         self.pairs = {name: 0 for name in names if name != BASELINE}
-        self.undecided = list(self.pairs)
+        self.unfinished = list(self.pairs)
         self._looks = {*experiment.looks}
         self._verdicts: dict[str, Verdict] = {}
         self._null: Verdict | None = None
@@ -138,15 +138,15 @@ class _Comparison:
         """
         self._looks |= {*targets.values()}
         if needed := [run for run in dict.fromkeys(self._runs(targets)) if run not in self._losses]:
-            return self.state(needed, targets, targets)
+            return self.state(needed, targets)
         self.pairs |= targets
         self._judge()
         return None
 
-    def state(self, needed: list[Run], pairs: Mapping[str, int], undecided: Iterable[str]) -> State:
+    def state(self, needed: list[Run], pairs: Mapping[str, int]) -> State:
         """How far it is, with these pairs of the variants that count."""
         look = max(pairs.values(), default=0)
-        return State(needed, look, self._verdicts, list(undecided), sorted(self._looks), self._null)
+        return State(needed, look, self._verdicts, self.unfinished, sorted(self._looks), self._null)
 
     def _runs(self, targets: Mapping[str, int]) -> Iterator[Run]:
         """All runs of a look, seed by seed."""
@@ -173,7 +173,7 @@ class _Comparison:
         }
         rule |= {"looks": experiment.looks, "precision": experiment.precision, "variants": len(experiment.variants)}
         self._verdicts = verdicts(samples, **rule)
-        self.undecided = [name for name in self.pairs if not self._verdicts[name].has_ended]
+        self.unfinished = [name for name in self.pairs if not self._verdicts[name].has_ended]
 
 
 def _alike(losses: Losses, seeds: Sequence[int]) -> list[float | None]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.accounting.estimate import RunConfig
-from lightning_llm.accounting.planner import DECISIONS, Plan, Planner
+from lightning_llm.accounting.planner import DECISIONS, Planner, StepPlan
 from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.units import shown_size
 
@@ -14,7 +14,7 @@ VIEWS = {"gradient_as_bucket_view": True}
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
 
 
-def described(plan: Plan) -> dict[str, Any]:
+def described(plan: StepPlan) -> dict[str, Any]:
     """A plan as plain values, by the names of the options in a config."""
     setting = plan.setting
     return {
@@ -29,7 +29,7 @@ def described(plan: Plan) -> dict[str, Any]:
     }
 
 
-def summary(plan: Plan, budget: str) -> str:
+def summary(plan: StepPlan, budget: str) -> str:
     """A plan in one line."""
     setting = plan.setting
     deep, shallow, rest = setting.counts
@@ -42,7 +42,7 @@ def summary(plan: Plan, budget: str) -> str:
     )
 
 
-def chosen_options(plan: Plan) -> dict[str, Any]:
+def chosen_options(plan: StepPlan) -> dict[str, Any]:
     """What a plan sets within a run, by the dotted names of its options."""
     setting = plan.setting
     return {
@@ -53,7 +53,7 @@ def chosen_options(plan: Plan) -> dict[str, Any]:
     }
 
 
-def config_for(run: RunConfig, plan: Plan) -> Section:
+def config_for(run: RunConfig, plan: StepPlan) -> Section:
     """The user's config with the chosen settings, complete for ``fit``."""
     setting, step = plan.setting, run.step
     trainer, model = (dict(run.raw.get(section) or {}) for section in ("trainer", "model"))
@@ -77,7 +77,7 @@ def config_for(run: RunConfig, plan: Plan) -> Section:
     return merged({**run.raw, "model": model, "trainer": trainer}, chosen)
 
 
-def decisions(planner: Planner, chosen: Plan, others: Mapping[str, Plan | None], memory: int) -> list[str]:
+def decisions(planner: Planner, chosen: StepPlan, others: Mapping[str, StepPlan | None], memory: int) -> list[str]:
     """A line for each decision: what it is, and what the best plan that decides otherwise would take."""
     lines = [_levels_line(planner, chosen, memory)] if planner.deepest else []
     for decision, other in others.items():
@@ -91,13 +91,13 @@ def decisions(planner: Planner, chosen: Plan, others: Mapping[str, Plan | None],
     return lines
 
 
-def frontier_table(frontier: Sequence[Plan], chosen: Plan) -> list[str]:
+def frontier_table(frontier: Sequence[StepPlan], chosen: StepPlan) -> list[str]:
     """The frontier as lines for a terminal; the chosen plan has a star."""
     head = f"    {'memory':>14} {'s/step':>10}  micro  layers at 2/1/0  recompute  loss_chunks  state     strategy"
     return [head, *(_row(plan, "*" if plan.setting == chosen.setting else " ") for plan in frontier)]
 
 
-def _row(plan: Plan, mark: str) -> str:
+def _row(plan: StepPlan, mark: str) -> str:
     setting = plan.setting
     levels = "/".join(map(str, setting.counts))
     return (
@@ -107,7 +107,7 @@ def _row(plan: Plan, mark: str) -> str:
     )
 
 
-def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
+def _levels_line(planner: Planner, chosen: StepPlan, memory: int) -> str:
     setting = chosen.setting
     layers, (deep, shallow, rest) = sum(setting.counts), setting.counts
     line = f"checkpoint_level: {deep} of {layers} layers at 2, {shallow} at 1"
@@ -123,7 +123,7 @@ def _levels_line(planner: Planner, chosen: Plan, memory: int) -> str:
     )
 
 
-def _larger_rows(planner: Planner, chosen: Plan, memory: int) -> str:
+def _larger_rows(planner: Planner, chosen: StepPlan, memory: int) -> str:
     larger = [rows for rows in planner.rows if rows > chosen.setting.rows]
     if not larger:
         return "; it is all of a step's rows"
@@ -132,7 +132,7 @@ def _larger_rows(planner: Planner, chosen: Plan, memory: int) -> str:
     return f"; with nothing else changed {larger[0]} {fits}"
 
 
-def _cost_against(other: Plan, chosen: Plan) -> str:
+def _cost_against(other: StepPlan, chosen: StepPlan) -> str:
     slower, extra = other.time.seconds / chosen.time.seconds - 1, other.memory.peak - chosen.memory.peak
     word = "more" if extra >= 0 else "less"
     return f"{slower:+.1%} of the time and {shown_size(abs(extra))} {word}"

@@ -86,7 +86,7 @@ class StepChoice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """A setting with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
 
     setting: StepChoice
@@ -159,14 +159,14 @@ class Planner:
         """Bytes of each device, with what tensors do not get."""
         return self.task.reserve.around(self.memory(setting).peak)
 
-    def plan(self, setting: StepChoice) -> Plan:
+    def plan(self, setting: StepChoice) -> StepPlan:
         """The setting with all of it."""
         accumulation = self.step(setting).accumulation
-        return Plan(setting, accumulation, self.memory(setting), self.needed(setting), self.time(setting))
+        return StepPlan(setting, accumulation, self.memory(setting), self.needed(setting), self.time(setting))
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
-    def fastest(self, memory: float, allowed: Callable[[StepChoice], bool] = lambda group: True) -> Plan | None:
+    def fastest(self, memory: float, allowed: Callable[[StepChoice], bool] = lambda group: True) -> StepPlan | None:
         """The setting of the least time that needs at most ``memory`` bytes; of equals the one that needs less.
 
         Args:
@@ -186,7 +186,7 @@ class Planner:
                 best = min([best, *fitting] if best else fitting, key=self._rank, default=None)
         return None if best is None else self.plan(best)
 
-    def smallest(self) -> Plan:
+    def smallest(self) -> StepPlan:
         """The setting that needs the least memory, but for a mix of levels that may need 1% less."""
         candidates = [
             dataclasses.replace(group, counts=counts)
@@ -196,19 +196,19 @@ class Planner:
         ]
         return self.plan(min(candidates, key=lambda setting: self.memory(setting).peak))
 
-    def frontier(self, memory: int) -> list[Plan]:
+    def frontier(self, memory: int) -> list[StepPlan]:
         """Plans for memories from the smallest that does to twice the given: less time for more memory."""
         low = self.smallest().needed
         ratio = max(1.0, 2 * memory / low)
         budgets = [low * ratio ** (step / (FRONTIER_POINTS - 1)) for step in range(FRONTIER_POINTS)]
-        plans: list[Plan] = []
+        plans: list[StepPlan] = []
         for budget in sorted((low, *budgets[1:], memory)):
             plan = self.fastest(budget)
             if plan is not None and (not plans or plan.time.seconds < plans[-1].time.seconds):
                 plans.append(plan)
         return plans
 
-    def next_best(self, chosen: Plan, memory: float) -> dict[str, Plan | None]:
+    def next_best(self, chosen: StepPlan, memory: float) -> dict[str, StepPlan | None]:
         """For each decision the best plan that decides otherwise; ``None`` where nothing else fits."""
 
         def unlike(decision: str) -> Callable[[StepChoice], bool]:
@@ -301,7 +301,7 @@ def configured(config: ModelConfig, setting: StepChoice) -> ModelConfig:
     return dataclasses.replace(config, checkpoint_level=setting.checkpoint_level, recompute=setting.recompute)
 
 
-def choose(planner: Planner, memory: int) -> Plan:
+def choose(planner: Planner, memory: int) -> StepPlan:
     """The fastest plan.
 
     Raises:

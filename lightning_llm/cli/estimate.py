@@ -12,7 +12,7 @@ from lightning_llm.accounting.estimate import HELD, estimate
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.units import shown_duration, shown_mib, shown_size
-from lightning_llm.training.run_config import add_options, read_run, size_option
+from lightning_llm.training.run_config import RunOptions, add_options, read_run, size_option
 
 
 def _options(parser: OneLineParser) -> None:
@@ -29,7 +29,7 @@ def _options(parser: OneLineParser) -> None:
 @tool(_options)
 def run_estimate(options: argparse.Namespace) -> None:
     """Estimate parameters, memory, FLOPs, and time of a run from its config."""
-    run = read_run(options)
+    run = read_run(RunOptions.of(options))
     rows, steps = options.micro_batch_size or run.micro_batch_size, options.steps or run.max_steps
     run = dataclasses.replace(run, micro_batch_size=rows, max_steps=steps)
     report = estimate(run, utilization=options.utilization, memory=options.memory)

@@ -15,13 +15,13 @@ import yaml
 
 from lightning_llm.accounting.estimate import RunConfig
 from lightning_llm.accounting.plan_report import config_for, decisions, described, frontier_table
-from lightning_llm.accounting.planner import Plan, Planner, Task, choose
+from lightning_llm.accounting.planner import Planner, StepPlan, Task, choose
 from lightning_llm.accounting.settings import STRATEGIES
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.units import GIB, shown_size
-from lightning_llm.training.run_config import add_options, read_run, size_option
+from lightning_llm.training.run_config import RunOptions, add_options, read_run, size_option
 
 PATIENCE = 1.0  # seconds before progress is shown
 TRACES = 400  # about as many as a plan with its frontier needs
@@ -47,7 +47,7 @@ def run_plan(options: argparse.Namespace) -> None:
     """Find the fastest settings of a run that fit in a device's memory, and write their config."""
     if options.out is not None and options.out.exists() and not options.overwrite:
         raise ValueError(f"--out {options.out} exists: choose another file, or add --overwrite")
-    run = read_run(options)
+    run = read_run(RunOptions.of(options))
     task = task_of(run, options)
     cost, step = task.cost_model, task.step
     memory = cost.device.memory_within(options.memory)
@@ -129,7 +129,7 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
     )
 
 
-def draw(frontier: Sequence[Plan], chosen: Plan, path: Path) -> None:
+def draw(frontier: Sequence[StepPlan], chosen: StepPlan, path: Path) -> None:
     """Memory against time as a PNG; the color of a plan says what is recomputed."""
     from lightning_llm.bench.plots import LOWER, color
     from lightning_llm.io.charts import chart, legend
@@ -177,7 +177,7 @@ def progress() -> Iterator[Callable[[], None]]:
         bar.stop()
 
 
-def _choose(planner: Planner, run: RunConfig, memory: int) -> Plan:
+def _choose(planner: Planner, run: RunConfig, memory: int) -> StepPlan:
     try:
         return choose(planner, memory)
     except ValueError as error:

@@ -16,7 +16,7 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import Section, config_path, merged, parse_yaml, read_config
 from lightning_llm.io.trust import add_trust_option, import_trusted, is_custom, is_import_path
 from lightning_llm.io.untrusted import shown
-from lightning_llm.training.run_config import read_run
+from lightning_llm.training.run_config import RunOptions, read_run
 
 if TYPE_CHECKING:
     from lightning_llm.bench.same import Setting
@@ -72,8 +72,6 @@ def _options(parser: OneLineParser) -> None:
     add("--table", action="store_true", help="print the modules of every setting, not only of those that differ")
     add("--json", type=Path, metavar="FILE", help="write every comparison to this file")
     add_trust_option(parser, "import classes outside lightning_llm that the config names")
-    of_run = ("world_size", "strategy", "precision", "state_dtype", "reserve", "size", "tokens_per_parameter")
-    parser.set_defaults(**dict.fromkeys(of_run), gradient_views=False, repeat=False, vocab_size=2)
 
 
 @tool(_options, RuntimeError)
@@ -111,7 +109,7 @@ def _rows(found: Found) -> dict[str, Any]:
 
 def _base(options: argparse.Namespace) -> "Setting":
     """The config as a setting at tiny sizes."""
-    run = read_run(argparse.Namespace(**{**vars(options), "device": None}))
+    run = read_run(RunOptions(config=options.config, vocab_size=2, trust_code=options.trust_code))
     import torch
 
     from lightning_llm.bench.same import DTYPES, Setting

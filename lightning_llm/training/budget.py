@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_llm.accounting.hardware import find_device, reserve_for
 from lightning_llm.accounting.plan_report import chosen_options, summary
-from lightning_llm.accounting.planner import Plan, Planner, Task, choose, configured
+from lightning_llm.accounting.planner import Planner, StepPlan, Task, choose, configured
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
@@ -47,7 +47,7 @@ class MemoryBudget:
         self.bytes = _size_of("memory_budget", size)
         self.reserve = None if reserve is None else _size_of("memory_reserve", reserve)
         self.size = size
-        self.plan: Plan | None = None
+        self.plan: StepPlan | None = None
         self._task: Task | None = None
         self._overridden: list[str] = []
 
@@ -62,7 +62,7 @@ class MemoryBudget:
             raise ValueError(f"model.memory_reserve {reserve} is a part of memory_budget, which is null: give both")
         return None if size is None else cls(size, reserve)
 
-    def apply(self, model: Any, data: TokenDataModule, trainer: Any) -> Plan | None:
+    def apply(self, model: Any, data: TokenDataModule, trainer: Any) -> StepPlan | None:
         """Plan, and set the options of model and data. A model that is already built keeps its plan.
 
         Args:
@@ -149,7 +149,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
     )
 
 
-def _overridden(model: Any, data: TokenDataModule, plan: Plan) -> list[str]:
+def _overridden(model: Any, data: TokenDataModule, plan: StepPlan) -> list[str]:
     """The options that are not at their defaults and that a plan sets to something else, with their values."""
     architecture: ModelConfig = model.architecture
     current = {  # null: at its default

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_llm.accounting.planner import Plan
+from lightning_llm.accounting.planner import StepPlan
 from lightning_llm.checkpoints import recipes
 from lightning_llm.checkpoints.compatibility import check_loading
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
@@ -106,7 +106,7 @@ class LanguageModel(LightningModule):
         self._has_loaded = False  # weights of a file
         self._recipes: dict[str, Any] = {}
         self.budget = MemoryBudget.of(memory_budget, memory_reserve)
-        self.plan: Plan | None = None
+        self.plan: StepPlan | None = None
         self.seed: int | None = None
         self.step_loss = StepLoss()
         self.grad_norm: Tensor | None = None

@@ -66,8 +66,32 @@ def size_option(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def read_run(options: argparse.Namespace) -> RunConfig:
-    """The run that the options of ``add_options`` describe.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Which run, on which device: configs, and what takes the place of their values where it is given."""
+
+    config: Sequence[str]
+    device: str | None = None
+    world_size: int | None = None
+    strategy: str | None = None
+    gradient_views: bool = False
+    precision: str | None = None
+    vocab_size: int | None = None
+    state_dtype: str | None = None
+    reserve: int | None = None
+    size: str | None = None
+    tokens_per_parameter: float | None = None
+    repeat: bool = False
+    trust_code: bool = False
+
+    @classmethod
+    def of(cls, parsed: argparse.Namespace) -> "RunOptions":
+        """Those of ``add_options``."""
+        return cls(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(cls)})
+
+
+def read_run(options: RunOptions) -> RunConfig:
+    """The run that configs and options describe.
 
     Raises:
         ValueError: An invalid section or option, an unknown device, or an unknown optimizer.
@@ -132,7 +156,7 @@ def read_run(options: argparse.Namespace) -> RunConfig:
 
 
 def _dialed(
-    contents: Sequence[Section], raw: Section, options: argparse.Namespace, source: Path
+    contents: Sequence[Section], raw: Section, options: RunOptions, source: Path
 ) -> tuple[Section, Dial | None, float | None]:
     """The configs with what ``size`` sets, what that is, and the epochs of the run, if its store exists."""
     typed = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) not in (None, False)}
@@ -210,7 +234,7 @@ def _class(raw: Section, name: str, default: str) -> tuple[str, Section]:
     return _name(raw, name, default), {}
 
 
-def _architecture(raw: Section, options: argparse.Namespace, source: Path) -> ModelConfig:
+def _architecture(raw: Section, options: RunOptions, source: Path) -> ModelConfig:
     vocab_size = options.vocab_size
     fields = dict(_section(raw, "model.architecture"))
     if vocab_size is not None:

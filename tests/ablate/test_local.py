@@ -84,7 +84,7 @@ def test_progress_counts_the_pairs_that_are_added(experiment):
     for run in sorted(added, key=lambda run: run.seed):
         ended[run] = all_losses[run]
         shown.append(local.progress_in_words(plan, plan.state(ended), None))
-    assert (shown, plan.state(ended).undecided) == (
+    assert (shown, plan.state(ended).unfinished) == (
         ["4 of 6 pairs", "5 of 6 pairs", "5 of 6 pairs", "6 of 6 pairs"],
         ["b"],
     )

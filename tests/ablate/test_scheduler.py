@@ -34,7 +34,7 @@ def test_the_same_again_comes_first_then_the_seeds_of_the_first_look():
         *("baseline,seed=1",),
     ]
     assert len(state.needed) == 1 + 4 * 4
-    assert (state.look, state.verdicts, state.undecided, state.null) == (4, {}, ["a", "b"], None)
+    assert (state.look, state.verdicts, state.unfinished, state.null) == (4, {}, ["a", "b"], None)
 
 
 def test_seeds_begin_where_the_plan_says():
@@ -63,7 +63,7 @@ def test_it_ends_when_all_verdicts_are_in():
     state = state_of(EXPERIMENT, losses(4, {"a": -1.0, "b": 1.0}))
     assert state.needed == []
     assert {name: each.verdict for name, each in state.verdicts.items()} == {"a": "better", "b": "worse"}
-    assert state.undecided == []
+    assert state.unfinished == []
 
 
 def test_a_goal_of_precision_takes_more_pairs_than_a_verdict():
@@ -75,7 +75,7 @@ def test_a_goal_of_precision_takes_more_pairs_than_a_verdict():
 def test_it_ends_when_the_seeds_are_used_up_and_continues_with_added_ones():
     ended = losses(6, {"a": -1.0})
     state = state_of(EXPERIMENT, ended)
-    assert (state.needed, state.undecided, state.look) == ([], ["b"], 6)
+    assert (state.needed, state.unfinished, state.look) == ([], ["b"], 6)
     more = state_of(EXPERIMENT, ended, added=[Added(2), Added(5)])  # up to further looks, at 9 and 14 pairs
     assert names(more.needed)[:4] == ["baseline,seed=6", "b,seed=6", "baseline,seed=7", "b,seed=7"]
     assert (len(more.needed), more.look) == (6, 9)

@@ -135,7 +135,7 @@ def test_added_pairs_stay_below_the_seeds_of_tuning(experiment, capsys):
     plan = experiment(variants, base={"lr": 1.0, "best": 4.0}, sides=sides, tune=tune)
     work(plan.out)
     state = load_experiment(plan.out).state
-    assert (state.look, state.tuned.look, state.tuned.undecided) == (4, 5, ["a"])
+    assert (state.look, state.tuned.look, state.tuned.unfinished) == (4, 5, ["a"])
     assert main(["ablate", "extend", str(plan.out), "--pairs", "90"]) == 2
     said = "--pairs 90: seeds 100 to 100 belong to tuning, and 140 pairs use 0 to 139: give fewer"
     assert said in capsys.readouterr().err

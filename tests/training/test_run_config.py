@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.training.run_config import add_options, read_run
+from lightning_llm.training.run_config import RunOptions, add_options, read_run
 
 ARCHITECTURE = {"vocab_size": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 CONFIG = {"model": {"architecture": ARCHITECTURE}}
@@ -27,7 +27,7 @@ def read(tmp_path, monkeypatch):
                 arguments += ["--config", f"{number}.yaml"]
             else:
                 arguments.append(word)
-        return read_run(parser.parse_args(arguments))
+        return read_run(RunOptions.of(parser.parse_args(arguments)))
 
     return of
 
