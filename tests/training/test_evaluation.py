@@ -100,6 +100,9 @@ def test_without_repeated_bigrams_there_is_no_loss_of_them():
     assert "test_recall_loss" not in results
 
 
+FLOAT32 = 1.3e-7  # half of the last place of a loss between 2 and 4, which Lightning logs in float32
+
+
 def test_a_run_records_losses_that_add_up_to_the_validation_loss(run):
     for number, changes in enumerate(({}, {"trainer.limit_val_batches": 2, "data.eval_batch_size": 5})):
         summary, _ = run(f"run-{number}", **changes)
@@ -107,7 +110,7 @@ def test_a_run_records_losses_that_add_up_to_the_validation_loss(run):
         assert 0 < share < 1
         assert summary["recall_loss"] != pytest.approx(summary["other_loss"], abs=1e-4)
         whole = share * summary["recall_loss"] + (1 - share) * summary["other_loss"]
-        assert whole == pytest.approx(summary["val_loss"], abs=1e-6)
+        assert whole == pytest.approx(summary["val_loss"], abs=FLOAT32)
 
 
 # ---- blocks of validation windows
@@ -136,7 +139,7 @@ def loss_of(windows):
 
 def test_the_blocks_of_a_run_add_up_to_its_loss_whatever_the_batches(run):
     summary, windows = run("a", **{"data.eval_batch_size": 8})
-    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=1e-6)
+    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=FLOAT32)
     assert windows["windows"][:-1] == [8] * (len(windows["windows"]) - 1)
     assert 1 <= windows["windows"][-1] <= 8
     assert windows["tokens"][0] == 8 * 16
@@ -155,10 +158,10 @@ def test_a_part_of_the_text_and_a_resume(run, tmp_path):
     some = {"data.eval_batch_size": 12, "trainer.limit_val_batches": 3, "trainer.precision": "bf16-true"}
     summary, windows = run("a", **some)
     assert windows["windows"] == [8, 8, 8, 8, 4]
-    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=1e-6)
+    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=FLOAT32)
     summary, windows = run("a", "--ckpt_path=last", **{**some, "trainer.max_steps": 3})
     assert (windows["step"], summary["steps"]) == (3, 3)
-    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=1e-6)
+    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=FLOAT32)
     _, windows = run("a", "--ckpt_path=last", **{**some, "trainer.max_steps": 4, "trainer.limit_val_batches": 0})
     assert windows is None
     assert not list(tmp_path.rglob("windows.json"))  # not those of step 3
@@ -168,7 +171,7 @@ def test_long_texts_have_larger_blocks(run, monkeypatch):
     monkeypatch.setattr(evaluation, "MOST_BLOCKS", 10)
     summary, windows = run("a", **{"trainer.limit_val_batches": 9, "data.eval_batch_size": 12})
     assert windows["windows"] == [16] * 6 + [12]
-    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=1e-6)
+    assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=FLOAT32)
 
 
 def losses_of(window):
