@@ -22,7 +22,6 @@ from typing import Any
 
 import torch.distributed as dist
 from jsonargparse import set_parsing_settings
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -30,25 +29,22 @@ from lightning_llm.accounting.dial import OPTIONS
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.cli import command_line, custom_classes, early_checks, jobs, parsing, size
-from lightning_llm.cli.commands import help_of, with_page
-from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
-from lightning_llm.cli.parser_words import in_plain_words
-from lightning_llm.cli.process import interrupts, is_first_process, quieten
+from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, size
+from lightning_llm.cli.commands import help_of
+from lightning_llm.cli.ends import say
+from lightning_llm.cli.errors import USER_ERROR
+from lightning_llm.cli.process import interrupts, quieten
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
-from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.runs.directory import CONFIG, JOB
 from lightning_llm.runs.find import find_checkpoint, run_of, step_in
 from lightning_llm.training.callbacks.dashboard import RunLogger
-from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
 from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 from lightning_llm.training.callbacks.run_record import callback_of
-from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 from lightning_llm.training.checkpoint_io import refuse_code
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
@@ -59,7 +55,6 @@ from lightning_llm.training.trainer import Trainer
 
 PLAN = "plan.json"
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
-MISTAKES = (argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
 
 
 # Lightning turns it on: a config at an address would be fetched from the network
@@ -125,7 +120,7 @@ class TrainingCLI(LightningCLI):
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
         try:
-            words, self.dial = size.with_dial(words, parser, self._parser(command), _say)
+            words, self.dial = size.with_dial(words, parser, self._parser(command), say)
             self.config = parsing.parse(parser, words)
         except argparse.ArgumentError as error:
             options = self._parser(command).get_defaults().keys()
@@ -136,44 +131,52 @@ class TrainingCLI(LightningCLI):
         custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
         if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
-            _say(f"lightning-llm {command}: {custom_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
+            say(f"lightning-llm {command}: {custom_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint; prepare the process."""
+        """Check the job and the options, find the checkpoint, and choose what they leave open."""
         jobs.check_restarts()
         jobs.check_address()
         options = self._options.trainer
         if line := command_line.set_length(options, self._words):
-            _say(f"lightning-llm {self.subcommand}: {line}")
+            say(f"lightning-llm {self.subcommand}: {line}")
         refuse_code(self._options.get("weights_only"))
         if issubclass(self.classes["data"], TokenDataModule):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        folder = Path(options.run_dir or Path(options.default_root_dir) / self.experiment)
-        if self._ckpt_path is not None:
-            self.checkpoint = find_checkpoint(self._ckpt_path, folder, _say)
-        elif self.subcommand == "fit":
-            self.checkpoint = jobs.checkpoint_of_earlier_attempt(folder, _say)
-        else:
-            early_checks.check_trained(str(self.subcommand))
-        if self.checkpoint is not None and self.subcommand not in ("fit", "check"):
-            read_outline(self.checkpoint, LIGHTNING)  # a file that is no checkpoint, before data are prepared
-        saved: dict[str, Any] = {}
-        if self.subcommand in ("fit", "check"):
-            if self.checkpoint is not None:
-                is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
-                saved = check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {})
-            elif self._options.model.get("init_from") is not None and not self._trusts_code:
-                check_trust(self._options.model.init_from)
+        self._find_checkpoint(Path(options.run_dir or Path(options.default_root_dir) / self.experiment))
+        saved = self._checked_execution()
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
         self.precision_reason = "as asked for"
         if options.precision in ("auto", None):
             of_checkpoint = (saved["precision"], "as in the checkpoint") if "precision" in saved else None
             options.precision, self.precision_reason = of_checkpoint or choose_precision(options.accelerator)
-        self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
         if self._options.keep_freed_memory:
             keep_freed_memory()
+
+    def _find_checkpoint(self, folder: Path) -> None:
+        """The one that was asked for, or that of an earlier attempt of the job; Lightning gets its path."""
+        if self._ckpt_path is not None:
+            self.checkpoint = find_checkpoint(self._ckpt_path, folder, say)
+        elif self.subcommand == "fit":
+            self.checkpoint = jobs.checkpoint_of_earlier_attempt(folder, say)
+        else:
+            early_checks.check_trained(str(self.subcommand))
+        self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
+
+    def _checked_execution(self) -> dict[str, Any]:
+        """What the checkpoint that ``fit`` resumes says of its device and precision, before data are prepared."""
+        if self.subcommand not in ("fit", "check"):
+            if self.checkpoint is not None:
+                read_outline(self.checkpoint, LIGHTNING)
+            return {}
+        if self.checkpoint is not None:
+            is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
+            return dict(check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {}))
+        if self._options.model.get("init_from") is not None and not self._trusts_code:
+            check_trust(self._options.model.init_from)
+        return {}
 
     def instantiate_classes(self) -> None:
         """Model, data and trainer; the seed of ``seed_everything`` is that of the initial weights too."""
@@ -273,7 +276,7 @@ def cli_main(
             or SIGTERM.
     """
     quieten()
-    threading.excepthook = _of_thread
+    threading.excepthook = ends.of_thread
     words = list(sys.argv[1:] if args is None else args)
     command = words[0] if words else "fit"
     with interrupts.taken(command):
@@ -311,7 +314,7 @@ def _run_command(command: str, words: list[str], python_classes: dict[str, type 
     try:
         complete = command_line.complete(words)
         for line in parsing.check_configs(complete):  # before anything imports what they name
-            _say(f"lightning-llm {command}: {line}")
+            say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = custom_classes.choose(complete, python_classes)
         cli_class = _of_one(command)
         with custom_classes.blaming_callbacks():
@@ -333,52 +336,10 @@ def _run_command(command: str, words: list[str], python_classes: dict[str, type 
                 args=complete,
             )
     except Exception as error:
-        status = _report_end(error, command, words)
+        status = ends.report(error, command, words)
         if status is None:
             raise
         raise SystemExit(status) from None
-
-
-def _report_end(error: Exception, command: str, words: Sequence[str]) -> int | None:
-    """Print one line about what has ended a command. Call it inside the ``except`` clause.
-
-    Returns:
-        The exit status; ``None`` if nobody has expected the error.
-    """
-    name = f"lightning-llm {command}"
-    if isinstance(error, Interrupted):
-        _report_interruption(error, name, words)
-        return error.exit_status
-    if isinstance(error, NonFinite):
-        _say(with_page(command, f"{name}: stopped: {error}"))
-        return FAILED
-    if isinstance(error, RuntimeError | MemoryError):
-        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
-            print(with_page(command, f"{name}: {lost}"), file=sys.stderr)
-        elif is_out_of_memory(error):  # the memory profiler has printed what to do
-            _say(with_page(command, f"{name}: out of memory: {reason_of(error)}"))
-        else:
-            return None
-        return FAILED
-    if not isinstance(error, MISTAKES):
-        return None
-    reason = in_plain_words(str(error)) if isinstance(error, argparse.ArgumentError) else reason_of(error)
-    # before the processes have met, all find the same; after that, it may be the only one that knows
-    is_mine = dist.is_initialized() or is_first_process()
-    return reports.mistake(command, f"{name}: error: {reason}") if is_mine else USER_ERROR
-
-
-def _report_interruption(interruption: Interrupted, name: str, words: Sequence[str]) -> None:
-    interrupts.hold_off()
-    outcome = "no checkpoint was saved: the run has none"
-    if interruption.is_saved:
-        outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
-    _say(f"{name}: {interruption}; {outcome}")
-    if interruption.requeue and is_first_process():
-        try:
-            _say(f"SLURM queues job {requeue_job()} again")
-        except OSError as error:
-            _say(f"the job could not be queued again: {reason_of(error)}")
 
 
 def _of_one(command: str) -> type[TrainingCLI]:
@@ -386,14 +347,3 @@ def _of_one(command: str) -> type[TrainingCLI]:
     offered = TrainingCLI.subcommands()
     only = {command: offered[command]} if command in offered else offered
     return type("OfOneCommand", (TrainingCLI,), {"subcommands": staticmethod(lambda: only)})
-
-
-def _of_thread(failure: threading.ExceptHookArgs) -> None:
-    """Errors in TensorBoard's thread, on a full disk for example, are raised again where the run logs next."""
-    if not isinstance(failure.exc_value, OSError | SystemExit | None):
-        reports.unexpected(interrupts.command, failure.exc_value)
-
-
-def _say(text: str) -> None:
-    if is_first_process():
-        print(text, file=sys.stderr)

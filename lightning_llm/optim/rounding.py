@@ -30,17 +30,11 @@ _FIRST, _SECOND, _THIRD = 0x2C1B3C6D, 0x297A2D39, 0x7FEB352D  # odd, below 2^31
 _UPPER = -(2**16)  # 0xFFFF0000 as int32
 
 
-def round_stochastically(values: Tensor, noise: Tensor) -> Tensor:
-    """The reference: rounds float32 to one of the two bfloat16 neighbors, in the mean over the noise to ``values``.
-
-    ``noise`` has the same shape: int32, uniform on 0 to 65535.
-    """
-    rounded = (values.view(torch.int32) + noise).bitwise_and(_UPPER).view(torch.float32)
-    return torch.where(values.isnan(), values, rounded).to(torch.bfloat16)
-
-
 def round_stochastically_(values: Tensor, noise: Tensor) -> None:
-    """The same in place: ``values`` keep their dtype. ``noise`` is not changed."""
+    """Round float32 in place to one of the two bfloat16 neighbors, in the mean over the noise to ``values``.
+
+    ``values`` keep their dtype. ``noise`` has the same shape: int32, uniform on 0 to 65535; it is not changed.
+    """
     # -inf, and NaN where NaN is: the carry may have turned such bits into a number. where() takes three times as long.
     bad = values.clamp(max=-torch.inf)
     values.view(torch.int32).add_(noise).bitwise_and_(_UPPER)

@@ -4,11 +4,17 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from lightning_llm.optim.rounding import round_stochastically, round_stochastically_, rounding_noise
+from lightning_llm.optim.rounding import round_stochastically_, rounding_noise
 
 ALL_NOISE = torch.arange(2**16, dtype=torch.int32)
 LARGEST = torch.finfo(torch.bfloat16).max
 NANS = [0x7F800001, 0x7FC00000, 0x7FFF0001, 0x7FFFFFFF, -1, -0x10000, -0x7FFFFF, -0x400000]  # bits as int32, both signs
+
+
+def round_stochastically(values, noise):
+    """The formula, not in place: the upper 16 bits after the noise is added."""
+    rounded = (values.view(torch.int32) + noise).bitwise_and(-(2**16)).view(torch.float32)
+    return torch.where(values.isnan(), values, rounded).to(torch.bfloat16)
 
 
 def in_place(values, noise):

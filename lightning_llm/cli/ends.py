@@ -1,0 +1,74 @@
+"""How a training command ends early: one line and an exit status for whatever ends it."""
+
+import argparse
+import sys
+import threading
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_llm.cli import command_line, jobs
+from lightning_llm.cli.commands import with_page
+from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
+from lightning_llm.cli.parser_words import in_plain_words
+from lightning_llm.cli.process import interrupts, is_first_process
+from lightning_llm.measure.attribution import is_out_of_memory
+from lightning_llm.training.callbacks.non_finite import NonFinite
+from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
+
+MISTAKES = (argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
+
+
+def report(error: Exception, command: str, words: Sequence[str]) -> int | None:
+    """Print one line about what has ended a command. Call it inside the ``except`` clause.
+
+    Returns:
+        The exit status; ``None`` if nobody has expected the error.
+    """
+    name = f"lightning-llm {command}"
+    if isinstance(error, Interrupted):
+        _report_interruption(error, name, words)
+        return error.exit_status
+    if isinstance(error, NonFinite):
+        say(with_page(command, f"{name}: stopped: {error}"))
+        return FAILED
+    if isinstance(error, RuntimeError | MemoryError):
+        if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
+            print(with_page(command, f"{name}: {lost}"), file=sys.stderr)
+        elif is_out_of_memory(error):  # the memory profiler has printed what to do
+            say(with_page(command, f"{name}: out of memory: {reason_of(error)}"))
+        else:
+            return None
+        return FAILED
+    if not isinstance(error, MISTAKES):
+        return None
+    reason = in_plain_words(str(error)) if isinstance(error, argparse.ArgumentError) else reason_of(error)
+    # before the processes have met, all find the same; after that, it may be the only one that knows
+    is_mine = dist.is_initialized() or is_first_process()
+    return reports.mistake(command, f"{name}: error: {reason}") if is_mine else USER_ERROR
+
+
+def _report_interruption(interruption: Interrupted, name: str, words: Sequence[str]) -> None:
+    interrupts.hold_off()
+    outcome = "no checkpoint was saved: the run has none"
+    if interruption.is_saved:
+        outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
+    say(f"{name}: {interruption}; {outcome}")
+    if interruption.requeue and is_first_process():
+        try:
+            say(f"SLURM queues job {requeue_job()} again")
+        except OSError as error:
+            say(f"the job could not be queued again: {reason_of(error)}")
+
+
+def of_thread(failure: threading.ExceptHookArgs) -> None:
+    """Errors in TensorBoard's thread, on a full disk for example, are raised again where the run logs next."""
+    if not isinstance(failure.exc_value, OSError | SystemExit | None):
+        reports.unexpected(interrupts.command, failure.exc_value)
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, once for all processes."""
+    if is_first_process():
+        print(text, file=sys.stderr)
