@@ -86,7 +86,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, parsed: argparse.Namespace) -> "RunOptions":
-        """Those of ``add_options``."""
+        """Pick the options of ``add_options`` from those that a command parsed."""
         return cls(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(cls)})
 
 
