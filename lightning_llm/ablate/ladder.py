@@ -4,6 +4,9 @@
 own plan, null variant and report, and with a fixed number of pairs: a stop at a look exaggerates. ``OUT/ladder.json``
 holds what was asked for and the counted compute of each size; it never changes. Before a further size is trained,
 ``OUT/promises/SIZE.json`` holds its prediction, and the plan of that size the hash of it.
+
+With ``tune``, the smallest size is tuned as any experiment is. At the larger ones, each arm has the value that ``size``
+sets there, times its tuned value over its own value at the smallest.
 """
 
 import dataclasses
@@ -12,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import LOOKS, MOST_PAIRS, Experiment, experiment_of
 from lightning_llm.ablate.plan import read_hashed, write_hashed
 from lightning_llm.accounting.dial import parse_size
@@ -34,7 +38,7 @@ from lightning_llm.statistics.extrapolation import FEWEST_SIZES, MOST_BEYOND
 
 LADDER, SIZES, PROMISES = "ladder.json", "sizes", "promises"
 MOST_SIZES = 12
-FIXED = ("looks", "precision", "tune")  # keys of an experiment that a ladder has no use for
+FIXED = ("looks", "precision")  # keys of an experiment that a ladder has no use for
 _SIZE = check("a number of parameters such as 100k", lambda value: type(value) in (str, int))
 _KEYS = {"sizes": list_of(_SIZE, MOST_SIZES), "predict": _SIZE, "tokens_per_parameter": POSITIVE, "repeat": BOOL}
 _PAIR = check("two numbers", lambda value: isinstance(value, list) and len(value) == 2)
@@ -72,6 +76,16 @@ class Ladder:
         return [] if self.target is None else [self.target]
 
     @property
+    def smallest(self) -> str:
+        """The size that is tuned, if any is."""
+        return self.sizes[0]
+
+    @property
+    def tuned_option(self) -> str | None:
+        """The option that is tuned; ``None``: none is."""
+        return (self.asked.get("tune") or {}).get("option")
+
+    @property
     def pairs(self) -> int:
         """How many each size has; it never depends on what was found."""
         return int(self.asked.get("pairs") or LOOKS[0])
@@ -82,7 +96,8 @@ class Ladder:
         Raises:
             ValueError: The file asks for what no experiment can do.
         """
-        content = {key: value for key, value in self.asked.items() if key not in (*_KEYS, "pairs")}
+        left_out = (*_KEYS, "pairs", *(() if size == self.smallest else ("tune",)))
+        content = {key: value for key, value in self.asked.items() if key not in left_out}
         size_options = {name: self.asked[name] for name in ("tokens_per_parameter", "repeat") if name in self.asked}
         content["options"] = {**(content.get("options") or {}), "size": size, **size_options}
         content |= {"name": f"{content['name']} {size}", "out": str(self.folder(size)), "looks": [self.pairs]}
@@ -129,9 +144,9 @@ def ladder_of(content: Mapping[str, Any], source: object, name: str) -> Ladder:
     content = {key: value for key, value in content.items() if value is not None or key == "delta"}
     validate({key: value for key, value in content.items() if key in _KEYS}, record({}, _KEYS), source)
     if useless := [key for key in FIXED if content.get(key) is not None]:
-        advice = "it has a fixed number of pairs (pairs: 8) at every size"
-        advice = "tune at the smallest size, and give the value" if useless == ["tune"] else advice
-        raise ValueError(f"{source}: a ladder has no {useless[0]}: {advice}")
+        raise ValueError(
+            f"{source}: a ladder has no {useless[0]}: it has a fixed number of pairs (pairs: 8) at every size"
+        )
     pairs = content.get("pairs")
     validate({"pairs": pairs}, record({"pairs": maybe(whole(2, MOST_PAIRS))}), source)
     sizes = [str(size) for size in content["sizes"]]
@@ -146,6 +161,12 @@ def ladder_of(content: Mapping[str, Any], source: object, name: str) -> Ladder:
     first = Ladder({"out": "runs/x", **asked}, tuple(sizes), target).experiment(sizes[0])
     own_folder = str(asked.get("out") or dataclasses.replace(first, name=str(asked["name"]), out="").folder)
     return Ladder({**asked, "out": own_folder}, tuple(sizes), target)
+
+
+def with_tuned(experiment: Experiment, option: str, values: Mapping[str, float]) -> Experiment:
+    """The experiment of a larger size, in which the arms have these values of the option."""
+    variants = {name: {**options, option: values[name]} for name, options in experiment.variants.items()}
+    return dataclasses.replace(experiment, options={**experiment.options, option: values[BASELINE]}, variants=variants)
 
 
 def check_reach(ladder: Ladder, computes: Mapping[str, float]) -> None:

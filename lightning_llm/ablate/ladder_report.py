@@ -14,7 +14,7 @@ import numpy as np
 from lightning_llm.ablate import page, words
 from lightning_llm.ablate.ladder import Ladder, promise_of, promised_sizes
 from lightning_llm.ablate.plan import PLAN, REPORT
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report import NO_LOOK, report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import COLORS, GRAY, legend
@@ -52,6 +52,7 @@ def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, An
         **{field: first[field] for field in ("metric", "unit", "delta", "alpha", "interval")},
         "has_ended": all(report["has_ended"] for report in sizes.values()),
         "pairs": ladder.pairs,
+        "tuned": _tuning(ladder),
         "sizes": {
             size: {"compute": computes[size], "plan": report["plan"], **_base(report)} for size, report in sizes.items()
         },
@@ -118,8 +119,36 @@ def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]
     return {**facts, "variants": predicted, "plans": plans}
 
 
+def tuned_factors(ladder: Ladder) -> dict[str, float]:
+    """The tuned value of each arm as a multiple of its own at the smallest size; 1 where every value diverged."""
+    loaded = load_experiment(ladder.folder(ladder.smallest))
+    own = loaded.plan.arms
+    return {
+        name: (tuned.best or own[name]["tuned"]) / own[name]["tuned"] for name, tuned in loaded.state.tuning.items()
+    }
+
+
+def _tuning(ladder: Ladder) -> dict[str, Any] | None:
+    """What was tuned at the smallest size, and by how much; ``None``: nothing was, or it has not ended."""
+    if (option := ladder.tuned_option) is None or not (factors := tuned_factors(ladder)):
+        return None
+    return {"option": option, "size": ladder.smallest, "factors": factors}
+
+
 def _report(ladder: Ladder, size: str) -> dict[str, Any]:
-    return report_of(load_experiment(ladder.folder(size)))
+    """The report of a size; of one that is tuned, the comparison of the tuned arms."""
+    report = report_of(load_experiment(ladder.folder(size)))
+    if ladder.tuned_option is None or size != ladder.smallest:
+        return report
+    return {**report, **_tuned(report)}
+
+
+def _tuned(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What the report of the tuned arms has in place of that of the untuned ones."""
+    missing = {**dict.fromkeys(("difference", "interval", "sd", "sentence", "size")), **NO_LOOK}
+    variants = {name: row["tuned"] or {**row, **missing} for name, row in report["variants"].items()}
+    means = [row["tuned"]["baseline_mean"] for row in report["variants"].values() if row["tuned"]]
+    return {"variants": variants, "baseline": {**report["baseline"], "mean": means[0] if means else None}}
 
 
 def _spreads(x: float, report: Mapping[str, Any]) -> Iterator[AtSize]:
@@ -181,7 +210,7 @@ def _outcome(promise: Mapping[str, Any], report: Mapping[str, Any] | None) -> di
 
 def lines_of(report: Mapping[str, Any]) -> list[str]:
     """What was found, a sentence for each variant and each promise."""
-    lines = []
+    lines = [] if report["tuned"] is None else [_tuned_in_words(**report["tuned"])]
     if target := report["target"]:
         for name, row in report["ladder"].items():
             lines.append(_predicted(name, row, target, report))
@@ -191,6 +220,11 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
     each, together = (words.percent(report["interval"][which]) for which in ("each", "together"))
     differences = f"Intervals of differences: {each} each, {together} for all variants of a size together"
     return [*lines, f"{differences}; predictions: {words.percent(LEVEL)} for each variant."]
+
+
+def _tuned_in_words(option: str, size: str, factors: Mapping[str, float]) -> str:
+    times = ", ".join(f"{name} × {factor:.3g}" for name, factor in factors.items())
+    return f"{option} was tuned at {size}, and at larger sizes multiplies what size sets there: {times}."
 
 
 def _predicted(name: str, row: Mapping[str, Any], target: Mapping[str, Any], report: Mapping[str, Any]) -> str:

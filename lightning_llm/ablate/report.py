@@ -180,7 +180,10 @@ def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
 
 
 def _losses(loaded: Loaded, name: str) -> list[float]:
-    losses = (result.loss for run, result in sorted(loaded.results.items()) if run.name == name)
+    """Of the pairs: the runs of a tuned arm have its name, too, with the seeds of tuning."""
+    tuning = () if loaded.plan.tune is None else loaded.plan.tune.all_seeds
+    of_name = ((run, result.loss) for run, result in sorted(loaded.results.items()) if run.name == name)
+    losses = (loss for run, loss in of_name if run.seed not in tuning)
     return [loss for loss in losses if loss is not None]
 
 

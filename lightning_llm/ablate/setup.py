@@ -94,8 +94,8 @@ class Setup:
 
     def _check_grid(self, arm: Arm) -> None:
         """Let ``fit`` read an arm with the lowest and the highest value of the option that is tuned."""
-        value, tune = tuned_value(arm, self.experiment), self.experiment.tune
-        if value is None or tune is None or value in self._checked_values:
+        tune = self.experiment.tune
+        if tune is None or (value := tuned_value(arm, tune["option"])) in self._checked_values:
             return
         self._checked_values.add(value)
         options = self.experiment.variants.get(arm.name, {})
@@ -156,7 +156,9 @@ class Setup:
 
     def outlay(self, workers: int | None) -> Outlay:
         """What the runs take: counted, and from a few timed steps of the baseline."""
-        runs = 1 + self.experiment.looks[-1] * (len(self.arms) + 1)
+        runs, tune = 1 + self.experiment.looks[-1] * (len(self.arms) + 1), self.experiment.tune
+        if tune is not None:  # the grid and the vertex of each arm, and the comparison of the tuned arms
+            runs += len(self.arms) * (tune["seeds"] * (len(tune["factors"]) + 1) + self.experiment.looks[-1])
         return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers)
 
     def _compared(self, plan: Plan) -> Plan:
@@ -208,7 +210,8 @@ class Setup:
         for name, arm in self.arms.items():
             matched = self._matched.get(name, Matched())
             facts[name] = {**facts_of(arm, matched), "tokenizer": str(arm.data.store.tokenizer_sha256)}
-            facts[name] |= {"tuned": tuned_value(arm, experiment), "chance": chance_of(arm, experiment.metric)}
+            own = tuned_value(arm, experiment.tune["option"]) if experiment.tune else None
+            facts[name] |= {"tuned": own, "chance": chance_of(arm, experiment.metric)}
             facts[name] |= {"matched": matched.options, "solved": matched.options.get(experiment.solved or "")}
             facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
         return {**facts, NULL: dict(facts[BASELINE])}
@@ -268,15 +271,12 @@ def commit_of(package: Path) -> str | None:
     return process.stdout.strip() or None
 
 
-def tuned_value(arm: Arm, experiment: Experiment) -> float | None:
-    """The value that an arm has of the option that is tuned; ``None``: none is.
+def tuned_value(arm: Arm, option: str) -> float:
+    """The value that an arm has of the option that is tuned.
 
     Raises:
         ValueError: It is no number above 0.
     """
-    if experiment.tune is None:
-        return None
-    option = experiment.tune["option"]
     value: Any = arm.options
     for word in option.split("."):
         section = value if isinstance(value, dict) else {}

@@ -37,6 +37,11 @@ class Tune(NamedTuple):
         """The option's last word, which names the runs."""
         return self.option.rpartition(".")[2]
 
+    @property
+    def all_seeds(self) -> range:
+        """The seeds of all values, which no pair has."""
+        return range(FIRST_SEED, FIRST_SEED + self.seeds)
+
     def value(self, arm: str, factor: float) -> float:
         """An arm's value times a factor."""
         return _rounded(self.values[arm] * factor)
@@ -131,8 +136,7 @@ def tuning_of(tune: Tune, arms: Sequence[str], losses: Losses) -> Tuning:
         losses: Of the runs that have ended, by name and seed.
     """
     factors = list(tune.factors)
-    seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
-    extensions = 0
+    seeds, extensions = tune.all_seeds, 0
     while True:
         grid = {arm: [tune.value(arm, factor) for factor in factors] for arm in arms}
         if needed := _missing_runs(tune, grid, seeds, losses):

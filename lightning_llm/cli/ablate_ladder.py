@@ -16,9 +16,18 @@ from lightning_llm.ablate.ladder import (
     promised_sizes,
     read_ladder,
     store_promise,
+    with_tuned,
 )
-from lightning_llm.ablate.ladder_report import HEAD, lines_of, promise_for, table_of, write_ladder_report
+from lightning_llm.ablate.ladder_report import (
+    HEAD,
+    lines_of,
+    promise_for,
+    table_of,
+    tuned_factors,
+    write_ladder_report,
+)
 from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.screen import show_outlays, show_table
 from lightning_llm.cli import ablate_run
@@ -29,7 +38,10 @@ if TYPE_CHECKING:
 
 
 def climb(ladder: Ladder, options: argparse.Namespace) -> None:
-    """Carry out the experiments of a ladder, the smallest size first; all of them are read and planned before."""
+    """Carry out the experiments of a ladder, the smallest size first; all of them are read and planned before.
+
+    With ``tune``, the larger ones are planned when the smallest has ended.
+    """
     setups: dict[str, Setup] = {}
     if (ladder.out / LADDER).exists():
         frozen, _ = read_ladder(ladder.out)
@@ -44,9 +56,13 @@ def climb(ladder: Ladder, options: argparse.Namespace) -> None:
             show_outlays({size: setups[size].outlay(options.workers) for size in ladder.sizes}, Console())
             return
         freeze_ladder(ladder, computes)
-    plans = [_plan_of(ladder, size, options, setups.get(size)) for size in ladder.sizes]
-    for plan in plans:
-        ablate_run.carry_out(plan, options.workers, options.slurm)
+    groups = [ladder.sizes] if ladder.tuned_option is None else [ladder.sizes[:1], ladder.sizes[1:]]
+    for sizes in groups:
+        for plan in [_plan_of(ladder, size, options, setups.get(size)) for size in sizes]:
+            ablate_run.carry_out(plan, options.workers, options.slurm)
+        if sizes is not groups[-1] and load_experiment(ladder.folder(ladder.smallest)).state.needed:
+            ablate_run.say([f"run this again when {ladder.folder(ladder.smallest)} has ended: its tuning comes first"])
+            return
     if options.slurm is None:
         write_ladder(ladder.out)
 
@@ -57,14 +73,26 @@ def _plan_of(
     """The plan of a size: that of its folder, or a new one."""
     if (ladder.folder(size) / PLAN).exists():
         return Plan.read(ladder.folder(size))
-    setup = setup or _set_up(ladder, size, options, {"promise": promise} if promise else None)
+    more = {"promise": promise} if promise else None
+    setup = setup or _set_up(ladder, size, options, more)
+    if (option := ladder.tuned_option) is not None and size != ladder.smallest:
+        from lightning_llm.ablate.setup import tuned_value
+
+        factors = tuned_factors(ladder)
+        values = {name: tuned_value(arm, option) * factors[name] for name, arm in setup.arms.items()}
+        experiment = with_tuned(ladder.experiment(size), option, values)
+        setup = ablate_run.set_up(experiment, [], reuse=_reuse(options), more=more, quiet=True)
     return setup.plan(options.workers)
 
 
 def _set_up(ladder: Ladder, size: str, options: argparse.Namespace, more: Mapping[str, Any] | None = None) -> "Setup":
     path = options.folder if options.action == "extend" else Path(options.experiment)
-    source, reuse = path / LADDER if path.is_dir() else path, getattr(options, "reuse", None) or REUSES[0]
-    return ablate_run.set_up(ladder.experiment(size), [], source=source, reuse=reuse, more=more)
+    source = path / LADDER if path.is_dir() else path
+    return ablate_run.set_up(ladder.experiment(size), [], source=source, reuse=_reuse(options), more=more)
+
+
+def _reuse(options: argparse.Namespace) -> str:
+    return getattr(options, "reuse", None) or REUSES[0]
 
 
 def write_ladder(out: Path) -> None:

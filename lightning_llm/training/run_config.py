@@ -26,7 +26,7 @@ from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
 from lightning_llm.runs.options import flat
 
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
-STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Lion": 1}
+STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1}  # ours and torch's
 OWN, OF_TORCH = "lightning_llm.optim.", "torch.optim."
 MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
@@ -305,7 +305,8 @@ def _optimizer(
     """What a RunConfig says about the optimizer and its state; ``state_dtype`` is --state-dtype."""
     path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
-    if name not in STATE_PER_PARAMETER:
+    is_known = name in STATE_PER_PARAMETER and ("." not in path or path.startswith((OWN, OF_TORCH)))
+    if not is_known:
         return Optimizer(name, False, _measured_state(path, arguments, config, precision, trust_code), None)
     dtype = state_dtype or _name({"optimizer": arguments}, "optimizer.state_dtype")
     if dtype not in STATE_BYTES:

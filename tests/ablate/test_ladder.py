@@ -5,10 +5,12 @@ import json
 import pytest
 import yaml
 
-from lightning_llm.ablate.ladder import LADDER, check_reach, ladder_of, read_ladder
+from lightning_llm.ablate.ladder import LADDER, check_reach, ladder_of, read_ladder, with_tuned
 from lightning_llm.ablate.ladder_report import promise_for
 from tests.ablate.conftest import COMPUTES, LADDER_FILE
 from tests.ablate.test_experiment import ROOT
+
+OPTION = "model.optimizer.init_args.lr"
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ from tests.ablate.test_experiment import ROOT
         ({"sizes": ["25k", "50k"], "predict": "100k"}, "predict needs 3 sizes or more, got 2"),
         ({"looks": [4, 8]}, "a ladder has no looks: it has a fixed number of pairs"),
         ({"precision": 0.1}, "a ladder has no precision"),
-        ({"tune": {"option": "model.x"}}, "a ladder has no tune: tune at the smallest size, and give the value"),
+        ({"tune": {"option": 3}}, "tune.option is 3, expected"),
         ({"match": "params"}, "match is 'params', expected one of"),
         ({"pairs": 1}, "pairs is 1, expected a whole number from 2 to"),
         ({"tokens_per_parameter": 0}, "tokens_per_parameter is 0, expected a number above 0"),
@@ -53,6 +55,16 @@ def test_each_size_is_an_experiment_with_a_fixed_number_of_pairs():
     assert (one.looks, one.first_seed, one.name) == ((6,), 7, "my name 50k")
     assert one.folder == "runs/my name/sizes/50k"
     assert ladder_of(LADDER_FILE, "the file", "n").experiment("25k").looks == (8,)
+
+
+def test_only_the_smallest_size_is_tuned():
+    ladder = ladder_of({**LADDER_FILE, "tune": {"option": OPTION}}, "the file", "n")
+    assert ladder.tuned_option == OPTION
+    assert [ladder.experiment(size).tune is None for size in ladder.sizes] == [False, True, True]
+    tuned = with_tuned(ladder.experiment("50k"), OPTION, {"baseline": 0.02, "a": 0.01})
+    assert tuned.options == {**ladder.experiment("50k").options, OPTION: 0.02}
+    assert tuned.variants == {"a": {**LADDER_FILE["variants"]["a"], OPTION: 0.01}}
+    assert ladder_of(LADDER_FILE, "the file", "n").tuned_option is None
 
 
 def test_a_size_is_added_above_the_others_and_after_they_have_ended(ladder):

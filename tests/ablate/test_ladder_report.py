@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
@@ -18,7 +19,7 @@ from lightning_llm.ablate.ladder_report import (
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.statistics.extrapolation import AtSize, Spread, predict
-from tests.ablate.conftest import COMPUTES, train_size
+from tests.ablate.conftest import COMPUTES, frozen, train_size, work
 
 
 def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
@@ -49,6 +50,30 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
     assert lines[0].startswith("same at 200k (6.7e+07 FLOPs): holds: the direction is that at the largest size; ")
     assert "gone at 200k (6.7e+07 FLOPs): fades: the difference is smaller than 0.01; " in lines[1]
     assert NO_BEND in lines
+
+
+def test_at_the_smallest_size_the_tuned_arms_are_compared(ladder, tmp_path):
+    option = "model.optimizer.init_args.lr"
+    tune = {"option": option, "factors": [0.5, 1.0, 2.0], "seeds": 1}
+    made = ladder({"a": [-0.1, -0.1, -0.1]}, tune=tune)
+    shutil.rmtree(made.folder("25k"))
+    arms = {"baseline": {"effect": 0.3, "lr": 0.01, "best": 0.02}, "a": {"effect": 0.2, "lr": 0.01, "best": 0.005}}
+    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 0.01} for name in (*arms, "null")}
+    looks, out, base = [4], "sizes/25k", arms["baseline"]
+    plan = frozen(made.out, {"a": arms["a"]}, looks, 0.01, out, base, base, tune=tune, sides=sides)
+    assert ladder_report(*read_ladder(made.out))["tuned"] is None  # not yet
+    assert ladder_report(*read_ladder(made.out))["ladder"]["a"]["sizes"][0]["difference"] is None
+    work(plan.out)
+    report = ladder_report(*read_ladder(made.out))
+    assert report["tuned"] == {"option": option, "size": "25k", "factors": {"baseline": 2.0, "a": 0.5}}
+    first, untuned = report["ladder"]["a"]["sizes"][0], report_of(load_experiment(plan.out))
+    assert first["difference"] == pytest.approx(-0.1, abs=0.001)
+    assert untuned["variants"]["a"]["difference"] == pytest.approx(-0.1, abs=0.001)  # both are an octave off
+    assert report["sizes"]["25k"]["mean"] == pytest.approx(untuned["baseline"]["mean"] - 1)
+    assert lines_of(report)[0] == (
+        f"{option} was tuned at 25k, and at larger sizes multiplies what size sets there: baseline × 2, a × 0.5."
+    )
+    assert report["ladder"]["a"]["answer"] == "holds"
 
 
 def test_the_multiplier_is_the_compute_that_gives_the_same_loss(ladder):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.ladder import LADDER, PROMISES, read_ladder
 from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.cli import ablate_ladder
 from tests.cli.test_ablate import OWN_MLP, the_line
 
 RELU = {"model.architecture.mlp": "relu2"}
@@ -68,6 +70,28 @@ def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
     assert "runs/lad has another ladder: give another --out, or finish that one" in the_line(capsys)
 
 
+def test_with_tune_the_larger_sizes_wait_for_the_smallest(folder, planned, monkeypatch, capsys):
+    def rates(size):
+        plan = Plan.read(Path("runs/lad/sizes", size))
+        configs = {name: yaml.safe_load(plan.config(name).read_text()) for name in ("baseline", "relu2", "null")}
+        return {name: config["model"]["optimizer"]["init_args"]["lr"] for name, config in configs.items()}
+
+    assert planned() == 0
+    own = rates("50k")["baseline"]
+    shutil.rmtree("runs/lad")
+    write(tune={"option": "model.optimizer.init_args.lr", "factors": [0.5, 1, 2], "seeds": 1})
+    capsys.readouterr()
+    assert planned() == 0
+    assert [path.name for path in Path("runs/lad/sizes").iterdir()] == ["25k"]
+    assert "run this again when runs/lad/sizes/25k has ended" in capsys.readouterr().err
+    ended = types.SimpleNamespace(state=types.SimpleNamespace(needed=[]))
+    monkeypatch.setattr(ablate_ladder, "load_experiment", lambda out: ended)
+    monkeypatch.setattr(ablate_ladder, "tuned_factors", lambda ladder: {"baseline": 2.0, "relu2": 0.5})
+    assert planned() == 0
+    assert rates("50k") == {"baseline": 2 * own, "relu2": own / 2, "null": 2 * own}
+    assert Plan.read(Path("runs/lad/sizes/50k")).experiment.tune is None
+
+
 def test_a_dry_run_leaves_nothing(folder, capsys):
     assert main(["ablate", "run", "lad.yaml", "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -75,8 +99,20 @@ def test_a_dry_run_leaves_nothing(folder, capsys):
     assert "At most about" in said
     assert not Path("runs").exists()
     words = ["--baseline", "base.yaml", "--vary", "model.architecture.mlp=relu", "--pairs", "4"]
+    tune = {"option": "model.optimizer.init_args.lr", "factors": [0.5, 1, 2], "seeds": 2}
+    asked = {
+        "baseline": "base.yaml",
+        "variants": {"relu": {"model.architecture.mlp": "relu"}},
+        "pairs": 4,
+        "tune": tune,
+    }
+    Path("tuned.yaml").write_text(yaml.safe_dump(asked))
     assert main(["ablate", "run", *words, "--dry-run"]) == 0
     assert " 13 " in capsys.readouterr().out
+    assert main(["ablate", "run", "tuned.yaml", "--dry-run"]) == 0
+    assert (
+        f" {13 + 2 * (4 * 2 + 4)} " in capsys.readouterr().out
+    )  # of each arm, three values and the vertex, and the pairs
     assert not Path("runs").exists()
 
 

@@ -88,7 +88,6 @@ def test_the_strategy_says_what_processes_share(read, strategy, words, shared):
     [
         ({"class_path": "torch.optim.SGD"}, [], 0, None),
         ({"class_path": "torch.optim.SGD", "init_args": {"momentum": 0.9}}, [], 1, None),
-        ("my.Lion", [], 1, None),
         ({"class_path": "lightning_llm.optim.AdamW", "init_args": {"state_dtype": "bfloat16"}}, [], 2, "bfloat16"),
         ("lightning_llm.optim.AdamW", ["--state-dtype", "bfloat16"], 2, "bfloat16"),
     ],
@@ -98,6 +97,15 @@ def test_the_state_of_an_optimizer(read, optimizer, words, state, dtype):
     assert (run.optimizer.state_per_parameter, run.optimizer.state_dtype) == (state, dtype)
     assert run.step.state_itemsize == (None if dtype is None else 2)
     assert run.optimizer.is_own_adamw == (dtype is not None)
+
+
+def test_an_optimizer_of_the_users_own_is_measured_whatever_its_name(read, tmp_path, monkeypatch):
+    (tmp_path / "own_adamw.py").write_text("import torch\n\n\nclass AdamW(torch.optim.SGD):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = with_model(optimizer={"class_path": "own_adamw.AdamW", "init_args": {"lr": 0.1}})
+    assert read(own, "--trust-code").optimizer.state_per_parameter == 0
+    with pytest.raises(ValueError, match=r"the config names code from outside lightning_llm: own_adamw\.AdamW"):
+        read(own)
 
 
 def test_muon_has_one_tensor_for_its_matrices_and_two_for_the_rest(read):
