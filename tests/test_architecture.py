@@ -68,6 +68,7 @@ CODE_LINES = 25_765  # with streams, recall, seven parts of recent papers, parts
 FILES = 263
 ALL_LINES = 40_905
 BENCHMARK_LINES = 6_657  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
+SMALL = "make something else unnecessary, or raise the limit and say why in the commit (CONTRIBUTING.md)"
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 
@@ -482,9 +483,9 @@ def lines_of(path: Path) -> tuple[int, int, int]:
 def test_the_house_stays_small():
     counts = [lines_of(path) for path in PACKAGE.rglob("*.py")]
     code, documented, lines = (sum(column) for column in zip(*counts, strict=True))
-    assert code <= CODE_LINES
-    assert len(counts) <= FILES
-    assert lines <= ALL_LINES
+    assert code <= CODE_LINES, SMALL
+    assert len(counts) <= FILES, SMALL
+    assert lines <= ALL_LINES, SMALL
     assert documented >= DOCSTRING_SHARE * lines
     assert sum(lines_of(path)[2] for path in BENCHMARKS.rglob("*.py")) <= BENCHMARK_LINES
 

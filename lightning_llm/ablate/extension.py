@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Sequence
 
 from lightning_llm.ablate.experiment import MOST_PAIRS, Experiment
+from lightning_llm.ablate.next_runs import Added, State
 from lightning_llm.ablate.results import Loaded
-from lightning_llm.ablate.scheduler import Added, State
 
 
 def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> tuple[Added, int]:

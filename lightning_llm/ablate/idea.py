@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import LAST_SEED, Experiment
-from lightning_llm.ablate.scheduler import Losses, Run, State
+from lightning_llm.ablate.next_runs import Losses, RunKey, State
 from lightning_llm.io.schema import POSITIVE, Schema, check, record, whole
 from lightning_llm.statistics.stream import CONFIRMATION, LEAST, Decision, StreamRule
 
@@ -96,7 +96,7 @@ def state_of_idea(experiment: Experiment, idea: Idea, losses: Losses) -> State:
     (name,) = experiment.variants
     step = standing(experiment, idea, losses).decision.step
     seeds: Mapping[str, Iterable[int]] = {"pair": experiment.seeds(idea.most), "confirm": confirming_seeds(idea)}
-    runs = [Run(arm, seed) for seed in seeds.get(step, ()) for arm in (BASELINE, name)]
+    runs = [RunKey(arm, seed) for seed in seeds.get(step, ()) for arm in (BASELINE, name)]
     needed = [run for run in runs if run not in losses]
     unfinished = [name] if needed else []
     return State(needed=needed, look=idea.most, verdicts={}, unfinished=unfinished, looks=[idea.most])
@@ -118,7 +118,7 @@ def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -
     (name,) = experiment.variants
     differences: list[float] = []
     for seed in seeds:
-        base, variant = Run(BASELINE, seed), Run(name, seed)
+        base, variant = RunKey(BASELINE, seed), RunKey(name, seed)
         if base not in losses or variant not in losses:
             break
         base_loss, loss = losses[base], losses[variant]

@@ -17,9 +17,9 @@ from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.child import SAVING_S, Child, last_line
 from lightning_llm.ablate.fork import environment_of_worker
 from lightning_llm.ablate.idea import idea_in_words
+from lightning_llm.ablate.next_runs import RunKey, State
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
-from lightning_llm.ablate.scheduler import Run, State
 from lightning_llm.ablate.worker import LOGS, MOST_KILLS
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import shown_duration
@@ -84,7 +84,7 @@ def bind(numbers: str) -> None:
 
 
 def run_workers(
-    plan: Plan, slots: Sequence[Mapping[str, str]], *, until: Callable[[Mapping[Run, Result]], bool] | None = None
+    plan: Plan, slots: Sequence[Mapping[str, str]], *, until: Callable[[Mapping[RunKey, Result]], bool] | None = None
 ) -> None:
     """Start a worker in each place, and wait until they have ended. One that is killed is started again.
 
@@ -97,7 +97,7 @@ def run_workers(
         ValueError: One of them failed. The others are stopped.
     """
     workers = [Worker(plan, slot, plan.out / LOGS / f"worker-{number}.txt") for number, slot in enumerate(slots)]
-    results: dict[Run, Result] = {}
+    results: dict[RunKey, Result] = {}
     try:
         with Display(plan) as display:
             while True:
@@ -155,8 +155,8 @@ class Display:
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._console = plan, Console(stderr=True)
-        self._ended_before: set[Run] = set()  # ended before this start
-        self._shown_runs: set[Run] | None = None
+        self._ended_before: set[RunKey] = set()  # ended before this start
+        self._shown_runs: set[RunKey] | None = None
         self._start_s = time.monotonic()
         columns: list[ProgressColumn] = [TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
         columns.append(TextColumn("{task.description}"))
@@ -170,7 +170,7 @@ class Display:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def show(self, results: Mapping[Run, Result]) -> None:
+    def show(self, results: Mapping[RunKey, Result]) -> None:
         """Draw what is new."""
         if self._shown_runs is None:
             self._ended_before = set(results)
@@ -189,14 +189,14 @@ class Display:
                 self._console.say(line)
 
 
-def run_in_words(plan: Plan, run: Run, results: Mapping[Run, Result], progress: str) -> str:
+def run_in_words(plan: Plan, run: RunKey, results: Mapping[RunKey, Result], progress: str) -> str:
     """Such as ``gelu seed 0  val_loss 2.9933 (baseline 2.8784, 1 of 4 pairs, about 3 min left)``.
 
     Of an idea of a stream without its loss: ideas must not be chosen by the seeds that will judge them.
     """
     if plan.idea is not None:
         return f"{run.name.replace(',', ' ')} seed {run.seed}  ended ({progress})"
-    loss, base = results[run].loss, results.get(Run(BASELINE, run.seed))
+    loss, base = results[run].loss, results.get(RunKey(BASELINE, run.seed))
     outcome = "diverged" if loss is None else f"{plan.experiment.metric} {loss:.4f}"
     is_pair = base is not None and base.loss is not None and plan.arm(run.name) != BASELINE and "," not in run.name
     about = [f"baseline {base.loss:.4f}"] if is_pair and base is not None else []

@@ -134,7 +134,7 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
     rows = []
     for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
         side = report["cost"]["sides"].get(name)
-        cells = [name, _digits(words.level(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
+        cells = [name, _digits(words.mean_loss(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
         cells += ["–"] * 3 if side is None else [
             "{} ({} to {})".format(*(words.milliseconds(side[f"step{suffix}_s"]) for suffix in ("", "_p20", "_p80"))),
             ratio_in_words(side),

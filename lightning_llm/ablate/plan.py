@@ -26,7 +26,7 @@ from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, SECONDARY, Experiment
 from lightning_llm.ablate.idea import IDEA, Idea, idea_of, state_of_idea
 from lightning_llm.ablate.matching import FACTS
-from lightning_llm.ablate.scheduler import Added, Losses, Run, State, state_of
+from lightning_llm.ablate.next_runs import Added, Losses, RunKey, State, state_of
 from lightning_llm.ablate.tuning import Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
 from lightning_llm.io.schema import (
@@ -160,8 +160,8 @@ class Plan:
         if self.idea is not None:
             return state_of_idea(self.experiment, self.idea, losses)
         first = self.experiment.first_seed
-        if self.reused["replay"] is not None and self.is_reused(Run(BASELINE, first)):
-            losses = {Run(AGAIN, first): None, **losses}  # what the baseline again would say is known
+        if self.reused["replay"] is not None and self.is_reused(RunKey(BASELINE, first)):
+            losses = {RunKey(AGAIN, first): None, **losses}  # what the baseline again would say is known
         return state_of(self.experiment, losses, added=self.added, tune=self.tune)
 
     def arm(self, name: str) -> str | None:
@@ -191,19 +191,19 @@ class Plan:
         """Add pairs after the last look."""
         write_json(self.out / ADDED, {"added": [pairs._asdict() for pairs in (*self.added, added)]})
 
-    def run_dir(self, run: Run) -> Path:
+    def run_dir(self, run: RunKey) -> Path:
         """The run directory of a run."""
         return self.out / RUNS / str(run)
 
-    def run_folders(self) -> Iterator[tuple[Run, Path]]:
+    def run_folders(self) -> Iterator[tuple[RunKey, Path]]:
         """The runs that have a folder, in the order of their names, and that folder."""
         folders = sorted((self.out / RUNS).iterdir()) if (self.out / RUNS).is_dir() else []
         for folder in folders:
             name, _, seed = folder.name.rpartition(",seed=")
             if seed.isdecimal():
-                yield Run(name, int(seed)), folder
+                yield RunKey(name, int(seed)), folder
 
-    def is_reused(self, run: Run) -> bool:
+    def is_reused(self, run: RunKey) -> bool:
         """Whether the files of a run are those of another experiment."""
         return (self.run_dir(run) / REUSED_FROM).is_file()
 

@@ -11,8 +11,8 @@ from typing import Any
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import METRICS, PLAN_FIELDS, Experiment
 from lightning_llm.ablate.matching import FACTS
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of, run_seconds, trained
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.schema import NUMBER, TEXT, by_name, maybe, open_record, validate
@@ -119,7 +119,7 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
     losses, experiment = losses_of(loaded.results), loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
     names = {"baseline": baseline, "variant": variant}
-    by_seed = [{"seed": seed, **{side: losses.get(Run(names[side], seed)) for side in names}} for seed in seeds]
+    by_seed = [{"seed": seed, **{side: losses.get(RunKey(names[side], seed)) for side in names}} for seed in seeds]
     further = None if verdict.has_ended else _further_pairs(experiment, verdict)
     windows = _window_error(loaded, baseline, variant, seeds)
     row = dataclasses.asdict(verdict)
@@ -138,7 +138,7 @@ def _secondary(verdict: Verdict) -> dict[str, Any]:
 
 def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:
     """Standard errors over the validation windows; ``None``: a run has no record of them, or has diverged."""
-    pairs = [[loaded.results.get(Run(name, seed)) for name in (baseline, variant)] for seed in seeds]
+    pairs = [[loaded.results.get(RunKey(name, seed)) for name in (baseline, variant)] for seed in seeds]
     records = [[None if result is None else result.windows() for result in pair] for pair in pairs]
     complete = [(base, other) for base, other in records if base is not None and other is not None]
     if loaded.plan.experiment.metric != VALIDATION_LOSS or len(complete) < len(pairs):

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.next_runs import Losses, RunKey, State
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import INTERVAL
-from lightning_llm.ablate.scheduler import Losses, Run, State
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
@@ -50,7 +50,7 @@ class Result:
         summary: Its ``summary.json``, with ``seconds`` and the hashes of what it used; empty if it diverged.
     """
 
-    run: Run
+    run: RunKey
     folder: Path
     loss: float | None
     reason: str
@@ -108,7 +108,7 @@ class Loaded:
     """
 
     plan: Plan
-    results: Mapping[Run, Result]
+    results: Mapping[RunKey, Result]
     state: State
     cost: Mapping[str, Any] | None
 
@@ -116,9 +116,9 @@ class Loaded:
     def replay(self) -> Replay | None:
         """The baseline's first seed and the same again; where it is reused, those of the experiment that has both."""
         seed = self.plan.experiment.first_seed
-        first, again = (self.results.get(Run(name, seed)) for name in (BASELINE, AGAIN))
+        first, again = (self.results.get(RunKey(name, seed)) for name in (BASELINE, AGAIN))
         if first is None or again is None or first.loss is None or again.loss is None:
-            reused = self.plan.reused["replay"] if self.plan.is_reused(Run(BASELINE, seed)) else None
+            reused = self.plan.reused["replay"] if self.plan.is_reused(RunKey(BASELINE, seed)) else None
             return None if reused is None else Replay(**reused)
         first_curves, second_curves = first.curves(), again.curves()
         pairs = [(first.loss, again.loss)]
@@ -138,7 +138,7 @@ class Loaded:
         experiment, found = self.plan.experiment, dict[str, Verdict]()
         for metric in experiment.secondary:
             base, own = (
-                [_metric(self.results.get(Run(name, seed)), metric) for seed in experiment.seeds(verdict.pairs)]
+                [_metric(self.results.get(RunKey(name, seed)), metric) for seed in experiment.seeds(verdict.pairs)]
                 for name in (baseline, variant)
             )
             rule: dict[str, Any] = {"alpha": experiment.alpha, "looks": experiment.looks}
@@ -154,7 +154,7 @@ class Loaded:
     def null_began_alike(self) -> bool:
         """Whether the null variant began like the baseline: with ``model.init_from``, nothing is random."""
         seed = self.plan.experiment.first_seed
-        runs = [self.results.get(Run(name, seed)) for name in (BASELINE, NULL)]
+        runs = [self.results.get(RunKey(name, seed)) for name in (BASELINE, NULL)]
         starts = [None if result is None else result.summary.get(INITIAL_VALUES) for result in runs]
         return starts[0] is not None and starts[0] == starts[1]
 
@@ -179,7 +179,7 @@ def load_experiment(out: str | Path) -> Loaded:
     return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))
 
 
-def trained(plan: Plan, results: Mapping[Run, Result]) -> list[Result]:
+def trained(plan: Plan, results: Mapping[RunKey, Result]) -> list[Result]:
     """The runs that this experiment has trained: not those of another one."""
     return [result for run, result in results.items() if not plan.is_reused(run)]
 
@@ -189,7 +189,7 @@ def run_seconds(results: Iterable[Result]) -> float:
     return float(sum(result.summary.get("seconds") or 0.0 for result in results))
 
 
-def losses_of(results: Mapping[Run, Result]) -> Losses:
+def losses_of(results: Mapping[RunKey, Result]) -> Losses:
     """The loss of each run that has ended."""
     return {run: result.loss for run, result in results.items()}
 
@@ -210,7 +210,7 @@ def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
     return content if content["plan"] == plan.content["hash"] else None
 
 
-def results_of(plan: Plan, previous: Mapping[Run, Result] | None = None) -> dict[Run, Result]:
+def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> dict[RunKey, Result]:
     """The runs that have ended.
 
     Args:
@@ -234,13 +234,13 @@ def results_of(plan: Plan, previous: Mapping[Run, Result] | None = None) -> dict
     return results
 
 
-def _baseline(plan: Plan, results: Mapping[Run, Result], seed: int) -> Any:
+def _baseline(plan: Plan, results: Mapping[RunKey, Result], seed: int) -> Any:
     """The baseline's run of a seed, or the tuned baseline's, that has not diverged; ``None``: there is none yet."""
     runs = [run for run in sorted(results) if run.seed == seed and plan.arm(run.name) == BASELINE]
     return next((results[run] for run in runs if not results[run].has_diverged), None)
 
 
-def _result(plan: Plan, run: Run, folder: Path) -> Result | None:
+def _result(plan: Plan, run: RunKey, folder: Path) -> Result | None:
     state = run_state(folder).words
     if state == FINISHED:
         summary = read_summary(folder, NUMBERS)

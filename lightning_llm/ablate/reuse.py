@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.history import siblings
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import REUSED_FROM, RUNS, Plan, digest
 from lightning_llm.ablate.results import NUMBERS, load_experiment, losses_of, results_of
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.io.atomic import atomic_path, link_path, write_text
 from lightning_llm.io.untrusted import file_in
 from lightning_llm.runs.lock import LOCK
@@ -63,7 +63,7 @@ def reusable(
     """
     runs: dict[str, str] = {}
     replays: dict[str, dict[str, Any]] = {}
-    first = Run(BASELINE, first_seed)
+    first = RunKey(BASELINE, first_seed)
     arms = [] if reuse == "none" else [BASELINE, NULL] if reuse == "baseline" else list(identities)
     for folder in siblings(out) if arms else ():
         with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
@@ -105,7 +105,7 @@ def take_needed(plan: Plan) -> None:
         has_linked = bool([run for run in plan.state(losses_of(results_of(plan))).needed if take(plan, run)])
 
 
-def take(plan: Plan, run: Run) -> bool:
+def take(plan: Plan, run: RunKey) -> bool:
     """Link the files of a run that another experiment has and nobody has begun here. Whether that was done."""
     if str(run) not in plan.reused["runs"] or (claim := claims.take(plan.out, str(run))) is None:
         return False
@@ -115,7 +115,7 @@ def take(plan: Plan, run: Run) -> bool:
         claim.give_up()
 
 
-def link(plan: Plan, run: Run) -> bool:
+def link(plan: Plan, run: RunKey) -> bool:
     """As :func:`take`, for who has the claim."""
     source, folder = plan.reused["runs"].get(str(run)), plan.run_dir(run)
     if source is None or folder.exists():

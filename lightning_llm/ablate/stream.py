@@ -20,10 +20,10 @@ import yaml
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
 from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, standing
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, write_hashed
 from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.ablate.results import Result, losses_of, run_seconds, trained
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.schema import (
@@ -294,12 +294,12 @@ def asked_of(content: Mapping[str, Any]) -> dict[str, str]:
 # ---- verdicts
 
 
-def is_settled(plan: Plan, results: Mapping[Run, Result]) -> bool:
+def is_settled(plan: Plan, results: Mapping[RunKey, Result]) -> bool:
     """Whether an idea has a verdict by its runs."""
     return _standing(plan, results).decision.step in VERDICTS
 
 
-def verdict_of(plan: Plan, results: Mapping[Run, Result], *, stopped: str = "") -> dict[str, Any]:
+def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "") -> dict[str, Any]:
     """The verdict of an idea, as ``verdict.json`` holds it.
 
     Args:
@@ -346,7 +346,7 @@ def idea_in(plan: Plan) -> Idea:
     return plan.idea
 
 
-def _standing(plan: Plan, results: Mapping[Run, Result]) -> Standing:
+def _standing(plan: Plan, results: Mapping[RunKey, Result]) -> Standing:
     return standing(plan.experiment, idea_in(plan), losses_of(results))
 
 

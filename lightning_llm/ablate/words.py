@@ -272,7 +272,7 @@ def _cost_of_side(name: str, side: Mapping[str, Any]) -> str:
     return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
 
 
-def level(report: Mapping[str, Any], name: str) -> float | None:
+def mean_loss(report: Mapping[str, Any], name: str) -> float | None:
     """The baseline's mean, and that plus the paired difference for a variant, which may have other seeds."""
     mean: float | None = report["baseline"]["mean"]
     if name == BASELINE or mean is None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.child import Child, last_line
 from lightning_llm.ablate.fork import can_fork, environment_of_worker
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.reuse import link
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS
 from lightning_llm.runs.lock import is_locked
@@ -43,8 +43,8 @@ def work(out: Path, *, parent: int | None = None, say: Callable[[str], object] =
         ValueError: A run failed, with the last line of its log; or pairs are none.
     """
     plan = Plan.read(out)
-    results: dict[Run, Result] = {}
-    kills: dict[Run, int] = {}
+    results: dict[RunKey, Result] = {}
+    kills: dict[RunKey, int] = {}
     while True:
         results = results_of(plan, results)
         state = plan.state(losses_of(results))
@@ -57,9 +57,9 @@ def work(out: Path, *, parent: int | None = None, say: Callable[[str], object] =
 
 def _try(
     plan: Plan,
-    run: Run,
-    results: Mapping[Run, Result],
-    kills: dict[Run, int],
+    run: RunKey,
+    results: Mapping[RunKey, Result],
+    kills: dict[RunKey, int],
     parent: int | None,
     say: Callable[[str], object],
 ) -> bool:
@@ -93,7 +93,7 @@ def _try(
     raise ValueError(f"{run} failed: {last_line(_log(plan, run))}; see {_log(plan, run)}")
 
 
-def _fit(plan: Plan, run: Run, claim: claims.Claim, parent: int | None) -> int | None:
+def _fit(plan: Plan, run: RunKey, claim: claims.Claim, parent: int | None) -> int | None:
     """The exit status of a fit; ``None``: another worker has taken the run."""
     folder = plan.run_dir(run).resolve()
     arguments = [f"--config={plan.config(run.name)}", f"--seed_everything={run.seed}", f"--data.seed={run.seed}"]
@@ -128,5 +128,5 @@ def _has_checkpoint(folder: Path) -> bool:
     return any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*.ckpt"))
 
 
-def _log(plan: Plan, run: Run) -> Path:
+def _log(plan: Plan, run: RunKey) -> Path:
     return plan.out / LOGS / f"{run}.txt"

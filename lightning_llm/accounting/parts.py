@@ -139,7 +139,7 @@ KNOWN = {
 }
 
 
-IN_LAYERS = ("attention", "mlp", "block")
+IN_LAYERS = ("block", "attention", "mlp")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of
 from lightning_llm.ops.sizes import ATTENTION_ROWS, attention_form
 
-ROOTS, BRANCHES = ("position", "loss"), ("block", "attention", "mlp")
+ROOTS = ("position", "loss")
 EMBEDDING, NORMS, ATTENTION, MLP, RESIDUAL, LOSS = "embeddings", "norms", "attention", "mlp", "residual stream", "loss"
 
 Function = Callable[[Tensor], Tensor]
@@ -56,7 +56,7 @@ class SymbolicModel:
         measured, to_measure = settings.measured, parts.parts_to_measure(config)
         if missing := [f"{kind} {name!r}" for kind, name in to_measure.items() if kind not in measured]:
             raise ValueError(f"{', '.join(missing)}: the memory cannot be computed from the config, only measured")
-        self.measured = {kind: measured[kind] for kind in to_measure if kind not in BRANCHES}
+        self.measured = {kind: measured[kind] for kind in to_measure if kind not in parts.IN_LAYERS}
         s = self.s = Sizes.of(config, measured)
         self.batch, self.seq = Count(settings.rows, "B"), Count(settings.context_length, "T")
         if self.seq > s.positions:
@@ -141,7 +141,7 @@ class SymbolicModel:
 
     def _weights(self, config: ModelConfig, s: Sizes, measured: Measured) -> dict[str, Any]:
         """Of a layer, by name."""
-        weights: dict[str, Any] = self._measured_weights(measured, *BRANCHES)
+        weights: dict[str, Any] = self._measured_weights(measured, *parts.IN_LAYERS)
         if "block" in measured:
             return weights
         weights |= {name: self._norm() for name in parts.KNOWN_BLOCKS[name_of(config.block)].norms}

@@ -16,11 +16,11 @@ from lightning_llm.ablate import local
 from lightning_llm.ablate.arm import BASELINE, Arm
 from lightning_llm.ablate.idea import IDEA, MOST_PAIRS_OF_IDEA
 from lightning_llm.ablate.matching import Flops, matches_in_words
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained
 from lightning_llm.ablate.reuse import take_needed
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.stream import (
     ADOPTED,
     CURRENT,
@@ -154,7 +154,7 @@ def _give_up(stream: Stream, options: argparse.Namespace) -> int:
     except ValueError as error:
         folder = set_aside(stream.out, unfinished)
         raise ValueError(f"{error}; the idea was taken out of the stream, to {folder}") from None
-    results: Mapping[Run, Result] = {}
+    results: Mapping[RunKey, Result] = {}
     with suppress(ValueError):  # runs that are no pairs
         results = results_of(plan)
     if is_settled(plan, results):
@@ -201,7 +201,7 @@ def _train(plan: Plan, workers: int | None, left_s: float) -> None:
         return
     gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
 
-    def is_over(results: Mapping[Run, Result]) -> bool:
+    def is_over(results: Mapping[RunKey, Result]) -> bool:
         return run_seconds(trained(plan, results)) >= left_s
 
     local.run_workers(plan, local.slots(plan, gpus, workers), until=is_over)

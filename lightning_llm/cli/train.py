@@ -38,7 +38,7 @@ from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
-from lightning_llm.runs.directory import CONFIG, JOB
+from lightning_llm.runs.directory import CONFIG, JOB, MEMORY_PLAN
 from lightning_llm.runs.find import find_checkpoint, run_of, step_in
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.progress import StatusFile
@@ -53,7 +53,6 @@ from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import raise_all
 from lightning_llm.training.trainer import Trainer
 
-PLAN = "plan.json"
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
 
 
@@ -79,7 +78,7 @@ class SaveConfig(SaveConfigCallback):
         if not trainer.is_global_zero or run is None:
             return
         if plan is not None:
-            write_json(run / PLAN, {"memory_budget": pl_module.budget.size, **described(plan)})
+            write_json(run / MEMORY_PLAN, {"memory_budget": pl_module.budget.size, **described(plan)})
         write_text(run / CONFIG, self.parser.dump(self.config, skip_none=False))
         if job is not None:
             write_text(run / JOB, f"{job}\n")

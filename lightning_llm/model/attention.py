@@ -148,7 +148,7 @@ def attend(
     if context.cache is not None and keys > seq:
         key, value, mask, window = _after_cache(key, value, context, seq, window)
     if softcap is not None or context.position.has_score_bias or (window is not None and dropout):
-        change = _change(context, keys - key.shape[-2], keys, softcap)
+        change = _score_mod(context, keys - key.shape[-2], keys, softcap)
         seen = mask if context.cache is not None and isinstance(mask, Tensor) else None
         start = None if context.spans is None else context.spans.start
         return score_mod_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
@@ -210,7 +210,7 @@ def _key_of(window: int | None) -> str:
     return f"window {window}"
 
 
-def _change(context: Context, first_key: int, num_keys: int, softcap: float | None) -> Change:
+def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> Change:
     """What is done to the scores: the cap, and the bias of the positions."""
     own, position = context.positions, context.position
     others = own if context.cache is None else torch.arange(first_key, num_keys, device=own.device)
@@ -234,9 +234,9 @@ def _change(context: Context, first_key: int, num_keys: int, softcap: float | No
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
     """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
-    sort = "causal" if mask is None else "dense"
+    mask_kind = "causal" if mask is None else "dense"
     places = query.device.type, query.dtype.itemsize, query.shape[-1], query.shape[-2]
-    form = sizes.attention_form(*places, mask=sort, dropout=dropout, training=query.requires_grad)
+    form = sizes.attention_form(*places, mask=mask_kind, dropout=dropout, training=query.requires_grad)
     if form == "short":
         return causal_attention(query, key, value)
     groups = query.shape[1] // key.shape[1]

@@ -109,16 +109,16 @@ class Block(Compilable):
 
     def attend(self, x: Tensor, context: Context) -> Tensor:
         """The branch of attention, with its norms and dropout: (batch, seq, hidden) -> (batch, seq, hidden)."""
-        return self._part("attention", self._attention, x, context)
+        return self._recomputed_if_asked("attention", self._attention, x, context)
 
     def feed(self, x: Tensor) -> Tensor:
         """The branch of the MLP, with its norms and dropout: (batch, seq, hidden) -> (batch, seq, hidden)."""
-        return self._part("mlp", self._mlp, x)
+        return self._recomputed_if_asked("mlp", self._mlp, x)
 
     # -- how it runs --------------------------------------------------------------------------------------------------
 
     def _run(self, x: Tensor, context: Context) -> Tensor:
-        return checked("block", self, self._part("block", self.join, x, context), x)
+        return checked("block", self, self._recomputed_if_asked("block", self.join, x, context), x)
 
     def _attention(self, x: Tensor, context: Context) -> Tensor:
         before, after = self.norms["attention"]
@@ -141,7 +141,7 @@ class Block(Compilable):
         norm = getattr(self, name)
         return checked("norm", norm, norm(x), x)
 
-    def _part(self, name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
+    def _recomputed_if_asked(self, name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
         if self.recompute == name and self.training and torch.is_grad_enabled():
             out: Tensor = checkpoint(function, *args, use_reentrant=False)
             return out

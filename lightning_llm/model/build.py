@@ -87,8 +87,8 @@ def _imported(kind: str, path: str) -> Callable[..., Any]:
     return found
 
 
-def _path(kind: type) -> str:
-    return f"{kind.__module__.replace('torch.nn.modules.module', 'torch.nn')}.{kind.__qualname__}"
+def _path(cls: type) -> str:
+    return f"{cls.__module__.replace('torch.nn.modules.module', 'torch.nn')}.{cls.__qualname__}"
 
 
 def _check_call(

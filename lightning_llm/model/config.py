@@ -284,21 +284,20 @@ class ModelConfig:
                 "dimensions of a head: it must be an even number of them, at least 2"
             )
 
-    def _own_keys_faults(self) -> Iterator[str]:
-        """What an attention that makes its keys in its own way cannot have."""
+    def _attention_faults(self) -> Iterator[str]:
+        """What a built-in attention cannot have."""
         name, position = name_of(self.attention), name_of(self.position)
-        built_in = BUILT_IN["attention"].get(name)
-        if built_in is None or not built_in.positions:
+        if (built_in := BUILT_IN["attention"].get(name)) is None:
             return
-        if self.qk_norm:
+        if built_in.has_own_keys and self.qk_norm:
             yield f"attention {name!r} has a norm of its own: qk_norm must be false"
-        if self.num_key_value_heads != (heads := self.num_attention_heads):
+        if built_in.has_own_keys and self.num_key_value_heads != (heads := self.num_attention_heads):
             yield (
                 f"attention {name!r} has keys for each of the {heads} query heads: num_key_value_heads must be null or "
                 f"{heads}, got {self.num_key_value_heads}"
             )
         is_partial = position == "rope" and self.partial_rotary_factor < 1
-        if (PARTIAL_ROPE if is_partial else position) not in built_in.positions:
+        if built_in.positions and (PARTIAL_ROPE if is_partial else position) not in built_in.positions:
             yield f"attention {name!r} needs position {', or '.join(built_in.positions)}, got {position}"
 
     def _option_faults(self) -> Iterator[str]:
@@ -307,7 +306,7 @@ class ModelConfig:
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
         if experts is not None and not faults["mlp"] and chosen > experts:
             yield f"mlp.top_k {chosen} must be at most mlp.num_experts {experts}"
-        yield from self._own_keys_faults()
+        yield from self._attention_faults()
         yield from self._level_faults()
         if self.rope_scaling is not None:
             yield from scaling_problems(self.rope_scaling)

@@ -41,8 +41,9 @@ class BuiltIn(NamedTuple):
         options: Its own, by name.
         is_gated: Of an MLP: whether it has three matrices, and so a smaller ``intermediate_size`` by default.
         has_mup: Whether the table of ``mup`` (``model/mup.py``) says how its weights scale with the width.
-        positions: Of an attention that makes keys in its own way, for each query head and with its own norm: the
-            positions that it takes; ``PARTIAL_ROPE`` is ``rope`` with ``partial_rotary_factor`` below 1.
+        has_own_keys: Of an attention: whether it makes keys in its own way, for each query head and with its own norm.
+        positions: Of an attention: those that it takes, if not all; ``PARTIAL_ROPE`` is ``rope`` with
+            ``partial_rotary_factor`` below 1.
         is_in_all_layers: Of an attention: whether later layers use what that of the first layer leaves.
     """
 
@@ -50,7 +51,8 @@ class BuiltIn(NamedTuple):
     options: Mapping[str, Option] = MappingProxyType({})
     is_gated: bool = False
     has_mup: bool = False
-    positions: tuple[str, ...] = ()
+    has_own_keys: bool = False
+    positions: tuple[str, ...] | None = None
     is_in_all_layers: bool = False
 
 
@@ -100,8 +102,10 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "sliding_window": BuiltIn("attention.SlidingWindowAttention", _WINDOW, has_mup=True),
         "canon": BuiltIn("attentions.canon.CanonAttention", {"places": _PLACES, "width": _whole(4, 2, 64), **_SOFTCAP}),
         "gated": BuiltIn("attentions.gated.GatedAttention", {"per": _GATE, **_SOFTCAP}),
-        "gated_delta_net": BuiltIn("attentions.gated_delta_net.GatedDeltaNet", positions=("learned", "none")),
-        "latent": BuiltIn("attentions.latent.LatentAttention", _RANK, positions=_LATENT_POSITIONS),
+        "gated_delta_net": BuiltIn(
+            "attentions.gated_delta_net.GatedDeltaNet", has_own_keys=True, positions=("learned", "none")
+        ),
+        "latent": BuiltIn("attentions.latent.LatentAttention", _RANK, has_own_keys=True, positions=_LATENT_POSITIONS),
         "value_residual": BuiltIn(
             "attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}, is_in_all_layers=True
         ),

@@ -62,13 +62,13 @@ class Transformer(Compilable):
             self.objective = build("loss", config, seed=seed, path="objective")
             initialize(self, config, seed)
             self.tie_weights()
-            self.no_positions: Position | None = None  # what layers get that do not use the model's
+            self.null_position: Position | None = None  # of layers that do without the model's
             for layer, of_layer in enumerate(config.layer_configs):
                 path = f"layers.{layer}"
                 block = build("block", of_layer, seed=seed, path=path, layer=layer, base=Block)
                 initialize(block, of_layer, seed, path)
                 if of_layer.position != config.position:
-                    self.no_positions = Position(config)
+                    self.null_position = Position(config)
                 place(block)
                 self.layers.append(block)
 
@@ -126,6 +126,25 @@ class Transformer(Compilable):
         total = seq if cache is None else cache.length + seq
         if total > longest:
             raise ValueError(f"{total} positions are more than max_position_embeddings {longest}: shorten the input")
+        x, context = self._embedded(input_ids, positions, cache, documents)
+        blocks = cast(Sequence[Block], self.layers)
+        for layer in blocks:
+            layer.prepare(x, context)
+            if getattr(layer.mlp, "auxiliary_loss", None) is not None:
+                layer.mlp.auxiliary_loss = None  # of the forward pass before
+        unplaced = context if self.null_position is None else context._replace(position=self.null_position, state=None)
+        for layer, of_layer in zip(blocks, self.config.layer_configs, strict=True):
+            x = layer(x, context if of_layer.position == self.config.position else unplaced)
+        if cache is not None and self.uses_cache:
+            cache.advance(seq)
+        out: Tensor = self.norm(x)
+        return out
+
+    def _embedded(
+        self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None, documents: Tensor | None
+    ) -> tuple[Tensor, Context]:
+        """What enters the first block, (batch, seq, hidden), and what all blocks share."""
+        seq, position = input_ids.shape[1], self.embed_positions
         mask: Mask | None = None if cache is None else cache.mask(seq)
         spans: Spans | None = None
         if documents is not None:
@@ -138,25 +157,12 @@ class Transformer(Compilable):
             positions = torch.arange(seq, device=input_ids.device) - spans.start if positions is None else positions
         if positions is None:
             positions = torch.arange(seq, device=input_ids.device) if cache is None else cache.positions(seq)
-        x, position = self.embed_tokens(input_ids), self.embed_positions
+        x = self.embed_tokens(input_ids)
         x = self.dropout(checked("position", position, position.embed(x, positions), x))
         dtype = matmul_dtype(x)  # of queries, keys and values
         if spans is not None:
             mask = self._mask_of(spans, dtype)
-        state = position.prepare(positions, dtype)
-        context = Context(positions, position, Shared(), state, cache, spans, mask)
-        blocks = cast(Sequence[Block], self.layers)
-        for layer in blocks:
-            layer.prepare(x, context)
-            if getattr(layer.mlp, "auxiliary_loss", None) is not None:
-                layer.mlp.auxiliary_loss = None  # of the forward pass before
-        without = context if self.no_positions is None else context._replace(position=self.no_positions, state=None)
-        for layer, of_layer in zip(blocks, self.config.layer_configs, strict=True):
-            x = layer(x, context if of_layer.position == self.config.position else without)
-        if cache is not None and self.uses_cache:
-            cache.advance(seq)
-        out: Tensor = self.norm(x)
-        return out
+        return x, Context(positions, position, Shared(), position.prepare(positions, dtype), cache, spans, mask)
 
     @property
     def uses_cache(self) -> bool:

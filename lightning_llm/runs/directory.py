@@ -7,6 +7,7 @@ config.yaml               every option, resolved: `lightning-llm fit --config` r
 checkpoints/              see training.callbacks.run_checkpoints
 events.out.tfevents…      TensorBoard
 job                       the SLURM or torchrun job that made it, if one did
+memory_plan.json          what `model.memory_budget` chose, if it was given
 lock                      which process writes here, or did last: see runs.lock
 turn                      a sequence number, which grows with each start of a run in the same parent: clocks may jump
 status.json               how the run ended, or that it still trains: see runs.status
@@ -30,7 +31,8 @@ EXPERIMENT = "run"  # without a name
 PREFIX = "version_"
 CHECKPOINTS, JOB, SEQUENCE_NUMBER = "checkpoints", "job", "turn"
 CONFIG, STATUS, SUMMARY, WINDOWS = "config.yaml", "status.json", "summary.json", "windows.json"
-FILES = (CONFIG, STATUS, SUMMARY, WINDOWS, JOB, SEQUENCE_NUMBER, "hparams.yaml")  # the last is Lightning's
+MEMORY_PLAN = "memory_plan.json"
+FILES = (CONFIG, STATUS, SUMMARY, WINDOWS, MEMORY_PLAN, JOB, SEQUENCE_NUMBER, "hparams.yaml")  # the last is Lightning's
 
 
 class RunDirectory:

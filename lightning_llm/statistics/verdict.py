@@ -36,13 +36,13 @@ class Sample:
         baseline: One value per run.
         variant: Likewise; with pairs as many, in the order of the same seeds.
         is_paired: Whether they are pairs.
-        alike: Further runs like the baseline's, such as the null variant's, which count where runs diverge.
+        more_baseline: Further runs like the baseline's, such as the null variant's, which count where runs diverge.
     """
 
     baseline: Sequence[float | None]
     variant: Sequence[float | None]
     is_paired: bool = True
-    alike: Sequence[float | None] = ()
+    more_baseline: Sequence[float | None] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,10 +296,10 @@ class _Counts:
     """How many runs of each side have diverged; the null variant's runs count as the baseline's."""
 
     def __init__(self, sample: Sample) -> None:
-        base = [*sample.baseline, *sample.alike]
+        base = [*sample.baseline, *sample.more_baseline]
         self.lost, self.runs = _diverged(sample.variant), len(sample.variant)
         self.base_lost, self.base_runs = _diverged(base), len(base)
-        self.base = "the baseline and the null variant" if sample.alike else "the baseline"
+        self.base = "the baseline and the null variant" if sample.more_baseline else "the baseline"
 
     @property
     def p(self) -> float:

@@ -33,7 +33,7 @@ from lightning_llm.training.evaluation import Evaluation
 from lightning_llm.training.initial_weights import start_from
 from lightning_llm.training.preflight import check_batch, check_setup
 from lightning_llm.training.schedule_free import switch_weights
-from lightning_llm.training.schedulers import follow_metrics, scheduler_of, start_waiting
+from lightning_llm.training.schedulers import follow_metrics, make_deferred_schedulers, scheduler_of
 from lightning_llm.training.step_loss import StepLoss
 
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]  # torch's modes without CUDA graphs
@@ -271,7 +271,7 @@ class LanguageModel(LightningModule):
     def on_train_start(self) -> None:
         """Put the weights to train into the parameters; start a schedule that waited for the user's own loader."""
         switch_weights(self.trainer.optimizers, "train")
-        start_waiting(self.schedule, self.trainer)
+        make_deferred_schedulers(self.schedule, self.trainer)
 
     def on_validation_start(self) -> None:
         """Put the weights to evaluate into the parameters."""

@@ -37,15 +37,15 @@ def scheduler_of(schedule: Any, optimizer: Optimizer, trainer: Trainer) -> Any:
     data = getattr(trainer, "datamodule", None)
     is_known = trainer.train_dataloader is not None or isinstance(data, TokenDataModule)
     if epochs(trainer) is not None and not is_known:
-        return LambdaLR(optimizer, _not_yet)
+        return LambdaLR(optimizer, _length_unknown)
     return LambdaLR(optimizer, _factor_of_step(schedule, trainer))
 
 
-def start_waiting(schedule: Schedule | None, trainer: Trainer) -> None:
+def make_deferred_schedulers(schedule: Schedule | None, trainer: Trainer) -> None:
     """Replace schedulers that waited for the user's own data loader; the length of the run is known now."""
     for config in trainer.lr_scheduler_configs:
         waiting = config.scheduler
-        if isinstance(waiting, LambdaLR) and waiting.lr_lambdas[0] is _not_yet:
+        if isinstance(waiting, LambdaLR) and waiting.lr_lambdas[0] is _length_unknown:
             position = waiting.last_epoch - 1  # making a scheduler takes its first step
             config.scheduler = LambdaLR(waiting.optimizer, _factor_of_step(schedule, trainer), position)
 
@@ -73,7 +73,7 @@ def follow_metrics(trainer: Trainer, metrics: Mapping[str, float]) -> None:
             scheduler.step(metrics[monitor])
 
 
-def _not_yet(step: int) -> float:
+def _length_unknown(step: int) -> float:
     """Until the length of the run is known; no step is taken with it."""
     return 0.0
 

@@ -7,15 +7,15 @@ import pytest
 
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.extension import extension_of
-from lightning_llm.ablate.scheduler import Added, Run, State
+from lightning_llm.ablate.next_runs import Added, RunKey, State
 
 TUNE = {"option": "model.optimizer.init_args.lr", "factors": (0.5, 1.0, 2.0), "seeds": 2}
 
 
-def state(needed=(), undecided=("a",), tuned=None, **pairs):
+def state(needed=(), unfinished=("a",), tuned=None, **pairs):
     """After looks at so many pairs of each variant."""
     verdicts = {name: SimpleNamespace(pairs=count) for name, count in pairs.items()}
-    return State(list(needed), max(pairs.values(), default=0), verdicts, list(undecided), [8], tuned=tuned)
+    return State(list(needed), max(pairs.values(), default=0), verdicts, list(unfinished), [8], tuned=tuned)
 
 
 def loaded(reached, **options):
@@ -36,16 +36,21 @@ def test_added_pairs_reach_the_first_look_that_has_them(pairs, variants, look):
 def test_the_comparison_of_tuned_arms_may_reach_a_later_look():
     ended = state(a=8, tuned=state(a=12))
     assert extension_of(loaded(ended), 1, None) == (Added(1, None), 18)
-    decided = state(undecided=(), a=8, tuned=state(a=12))
+    decided = state(unfinished=(), a=8, tuned=state(a=12))
     assert extension_of(loaded(decided), 1, None) == (Added(1, None), 18)
 
 
 @pytest.mark.parametrize(
     ("reached", "pairs", "variants", "says"),
     [
-        (state([Run("a", 0)], a=8), 1, None, "an out has not used up its plan: lightning-llm ablate run 'an out' cont"),
+        (
+            state([RunKey("a", 0)], a=8),
+            1,
+            None,
+            "an out has not used up its plan: lightning-llm ablate run 'an out' cont",
+        ),
         (state(a=8), 1, ["a", "x"], "--variants x: an out has a, b"),
-        (state(undecided=(), a=8), 1, None, "an out: every comparison has ended: name those that you want to know"),
+        (state(unfinished=(), a=8), 1, None, "an out: every comparison has ended: name those that you want to know"),
         (state(a=8), 0, None, "--pairs must be from 1 to 1000, got 0"),
         (state(a=8), 1001, ["a"], "--pairs must be from 1 to 1000, got 1001"),
         (state(a=8), 1000, None, "--pairs 1000: 1008 pairs are too many: the last look is at 710: give fewer"),

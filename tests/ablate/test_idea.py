@@ -7,9 +7,9 @@ import pytest
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.idea import Idea, idea_in_words, standing, state_of_idea
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.statistics.stream import CONFIRMATION
 from tests.ablate.conftest import work
 
@@ -22,8 +22,8 @@ def losses(differences, first=10, base=3.0):
     """Of pairs with these differences, from a seed on."""
     runs = {}
     for seed, difference in enumerate(differences, first):
-        runs[Run(BASELINE, seed)] = base
-        runs[Run("a", seed)] = None if math.isinf(difference) else base + difference
+        runs[RunKey(BASELINE, seed)] = base
+        runs[RunKey("a", seed)] = None if math.isinf(difference) else base + difference
     return runs
 
 
@@ -32,10 +32,10 @@ def needed(known):
 
 
 def test_pairs_come_in_the_order_of_their_seeds():
-    assert needed({})[:4] == [Run(BASELINE, 10), Run("a", 10), Run(BASELINE, 11), Run("a", 11)]
+    assert needed({})[:4] == [RunKey(BASELINE, 10), RunKey("a", 10), RunKey(BASELINE, 11), RunKey("a", 11)]
     assert len(needed({})) == 12
-    ahead = losses([-1.0]) | {Run("a", 12): 3.0}
-    assert needed(ahead)[:3] == [Run(BASELINE, 11), Run("a", 11), Run(BASELINE, 12)]
+    ahead = losses([-1.0]) | {RunKey("a", 12): 3.0}
+    assert needed(ahead)[:3] == [RunKey(BASELINE, 11), RunKey("a", 11), RunKey(BASELINE, 12)]
     assert standing(EXPERIMENT, IDEA, ahead).differences == [-1.0]
 
 
@@ -66,11 +66,11 @@ def test_an_idea_that_is_rejected_needs_nothing(differences, verdict):
 
 
 def test_a_pair_whose_baseline_diverged_is_left_out():
-    known = losses([-1.0]) | {Run(BASELINE, 11): None, Run("a", 11): 2.0} | losses([-1.2], first=12)
+    known = losses([-1.0]) | {RunKey(BASELINE, 11): None, RunKey("a", 11): 2.0} | losses([-1.2], first=12)
     stand = standing(EXPERIMENT, IDEA, known)
     assert stand.differences == pytest.approx([-1.0, -1.2])
-    assert needed(known)[0] == Run(BASELINE, 13)
-    lost = {Run(name, seed): None for name in (BASELINE, "a") for seed in range(10, 16)}
+    assert needed(known)[0] == RunKey(BASELINE, 13)
+    lost = {RunKey(name, seed): None for name in (BASELINE, "a") for seed in range(10, 16)}
     assert needed(lost) == []  # and there is no verdict
     assert standing(EXPERIMENT, IDEA, lost).decision == ("pair", 0)
 

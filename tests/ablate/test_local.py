@@ -8,10 +8,10 @@ import pytest
 
 from lightning_llm.ablate import child, local
 from lightning_llm.ablate.curves import curves_of
+from lightning_llm.ablate.next_runs import Added, RunKey
 from lightning_llm.ablate.page import page_of
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment, losses_of
-from lightning_llm.ablate.scheduler import Added, Run
 from lightning_llm.ablate.worker import work
 
 
@@ -64,9 +64,9 @@ def test_what_is_shown_says_what_it_is(experiment):
     state = plan.state(losses_of(results))
     words = local.progress_in_words(plan, state, 180.0)
     assert words == "1 of 4 pairs, about 3.0 minutes left"
-    shown = local.run_in_words(plan, Run("a", 0), results, words)
+    shown = local.run_in_words(plan, RunKey("a", 0), results, words)
     assert shown == "a seed 0  val_loss 2.5000 (baseline 3.0000, 1 of 4 pairs, about 3.0 minutes left)"
-    assert local.run_in_words(plan, Run("baseline", 0), results, words).startswith(
+    assert local.run_in_words(plan, RunKey("baseline", 0), results, words).startswith(
         "baseline seed 0  val_loss 3.0000 (1 of"
     )
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_llm.ablate.next_runs import Added
 from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of, digest
-from lightning_llm.ablate.scheduler import Added
 
 SIDE = {"steps": 6, "tokenizer": "t", "config": "0" * 64}
 TUNE = {"option": "model.x", "factors": [1, 2, 3], "seeds": 1}

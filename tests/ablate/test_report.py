@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.screen import show_report
 from lightning_llm.ablate.words import SECONDARY, cost_lines, noise_lines, verdict_lines
 from lightning_llm.io.console import Console
@@ -183,10 +183,10 @@ def test_a_baseline_with_one_run_that_did_not_diverge_has_a_report(experiment, c
 def test_outliers_are_named_by_their_seeds(experiment):
     plan = experiment({"a": {"effect": 0.0}}, looks=(8,), base={"diverges": [0]})
     work(plan.out)
-    summary = plan.run_dir(Run("a", 5)) / "summary.json"
+    summary = plan.run_dir(RunKey("a", 5)) / "summary.json"
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "val_loss": 3.9}))
     for seed in range(8):  # differences that vary a little
-        path = plan.run_dir(Run("a", seed)) / "summary.json"
+        path = plan.run_dir(RunKey("a", seed)) / "summary.json"
         content = json.loads(path.read_text())
         path.write_text(json.dumps({**content, "val_loss": content["val_loss"] + 0.001 * (seed % 3)}))
     row = report_of(load_experiment(plan.out))["variants"]["a"]

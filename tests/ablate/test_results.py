@@ -5,9 +5,9 @@ import json
 import pytest
 
 from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch, load_experiment
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.runs.directory import WINDOWS
 from tests.ablate.conftest import work
 
@@ -37,13 +37,13 @@ def test_only_the_precision_that_the_experiment_varies_may_differ(tmp_path):
     asked = Experiment(name="test", variants={"a": {"trainer.precision": "bf16-true"}, "b": {}})
     plan = Plan(tmp_path, {"sides": sides}, asked)
     summary = {"steps": 6, "batches": "1", "validation_batches": "2", "initial_values": {"embed": "2 float32 00"}}
-    base = Result(Run("baseline", 0), tmp_path, 3.0, "", {**summary, "precision": "32-true", "threads": 1})
+    base = Result(RunKey("baseline", 0), tmp_path, 3.0, "", {**summary, "precision": "32-true", "threads": 1})
     for name, precision, threads, says in (
         ("a", "bf16-true", 1, ""),
         ("a", "bf16-true", 2, "their number of threads differs: 1 and 2"),
         ("b", "bf16-true", 1, "their precision differs: 32-true and bf16-true"),
     ):
-        other = Result(Run(name, 0), tmp_path, 3.0, "", {**base.summary, "precision": precision, "threads": threads})
+        other = Result(RunKey(name, 0), tmp_path, 3.0, "", {**base.summary, "precision": precision, "threads": threads})
         assert _mismatch(plan, base, other) == says
 
 
@@ -55,7 +55,7 @@ def result(tmp_path):
     def of(content, loss=3.0):
         if content is not None:
             (tmp_path / WINDOWS).write_text(content if isinstance(content, str) else json.dumps(content))
-        return Result(Run("a", 0), tmp_path, loss, "", {"steps": 6})
+        return Result(RunKey("a", 0), tmp_path, loss, "", {"steps": 6})
 
     return of
 
@@ -98,7 +98,7 @@ def test_tuned_runs_without_an_untuned_baseline_are_compared_with_the_tuned_one(
     sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 0.01} for name in ("baseline", "null", "a")}
     plan = experiment({"a": {"effect": -0.5, "batches": "other"}}, tune=tune, sides=sides)
     for name, batches in (("baseline,lr=0.02", "2"), ("a,lr=0.02", "other")):  # the untuned ones ended at seed 2
-        folder = plan.run_dir(Run(name, 2))
+        folder = plan.run_dir(RunKey(name, 2))
         folder.mkdir(parents=True)
         hashes = {"initial_values": {"a": "1 float32 00"}, "validation_batches": "1", "batches": batches}
         (folder / "config.yaml").write_text("{}")
@@ -121,6 +121,6 @@ def test_a_run_that_is_worse_than_guessing_has_exploded(experiment):
     plan = experiment({"a": {"effect": 4.5}}, sides=sides)
     work(plan.out)
     loaded = load_experiment(plan.out)
-    assert loaded.results[Run("a", 0)].reason == "its val_loss 7.5 is above the 4.17 of guessing at random"
+    assert loaded.results[RunKey("a", 0)].reason == "its val_loss 7.5 is above the 4.17 of guessing at random"
     found = loaded.state.verdicts["a"]
     assert (found.verdict, found.diverged, found.difference) == ("worse", 4, None)

@@ -10,11 +10,11 @@ import yaml
 
 from lightning_llm.ablate import reuse, words
 from lightning_llm.ablate.arm import BASELINE, NULL
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import PLAN, Plan, digest
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import Identity, reusable, take_needed
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.runs.list import list_runs
 from lightning_llm.runs.names import find_runs
 from tests.ablate.conftest import with_curves, work
@@ -96,7 +96,7 @@ def test_a_third_experiment_names_the_one_that_trained_the_same_seed_twice(exper
 
 
 def test_a_first_seed_that_is_trained_here_is_trained_twice(experiment, first):
-    shutil.rmtree(first.run_dir(Run(BASELINE, 0)))
+    shutil.rmtree(first.run_dir(RunKey(BASELINE, 0)))
     plan = plan_of(experiment, "second", "b")
     work(plan.out)
     assert {run for run in trained(plan) if run.startswith("baseline")} == {"baseline,seed=0", "baseline-again,seed=0"}
@@ -106,8 +106,8 @@ def test_a_first_seed_that_is_trained_here_is_trained_twice(experiment, first):
 def test_no_pair_with_a_reused_run_says_how_to_train_it(experiment, first):
     plan = plan_of(experiment, "second", "b")
     take_needed(plan)
-    run = plan.run_dir(Run("b", 0))
-    shutil.copytree(first.run_dir(Run("a", 0)), run)
+    run = plan.run_dir(RunKey("b", 0))
+    shutil.copytree(first.run_dir(RunKey("a", 0)), run)
     change(run, validation_batches="other")
     with pytest.raises(ValueError, match=r"are no pair: .*give another --out, and --reuse none"):
         load_experiment(plan.out)
@@ -151,7 +151,7 @@ def test_runs_of_variants_are_used_on_request_alone(experiment, first):
     ],
 )
 def test_a_run_that_is_not_whole_is_trained(experiment, first, edit):
-    edit(first.run_dir(Run(BASELINE, 1)))
+    edit(first.run_dir(RunKey(BASELINE, 1)))
     assert {f"baseline,seed={seed}" for seed in (0, 2, 3)} <= plan_of(experiment, "second").reused["runs"].keys()
     assert "baseline,seed=1" not in plan_of(experiment, "third").reused["runs"]
 
@@ -164,17 +164,17 @@ def change(run, **fields):
 def test_each_run_is_listed_once_and_nobody_loses_it(experiment, first):
     plan = plan_of(experiment, "second", "b")
     take_needed(plan)
-    linked, original = (each.run_dir(Run(BASELINE, 0)) for each in (plan, first))
+    linked, original = (each.run_dir(RunKey(BASELINE, 0)) for each in (plan, first))
     assert (linked / "summary.json").samefile(original / "summary.json")
     both = [str(first.out), str(plan.out)]
     assert [run.path.name for run in find_runs(both)].count("baseline,seed=0") == 1
     assert [Path(row.run).name for row in list_runs(both)].count("baseline,seed=0") == 1
     shutil.rmtree(first.out)
-    assert load_experiment(plan.out).results[Run(BASELINE, 0)].loss == pytest.approx(3.0)
+    assert load_experiment(plan.out).results[RunKey(BASELINE, 0)].loss == pytest.approx(3.0)
 
 
 def test_neither_locks_nor_links_of_a_run_are_linked(experiment, first, tmp_path):
-    run, elsewhere = first.run_dir(Run(BASELINE, 0)), tmp_path / "elsewhere"
+    run, elsewhere = first.run_dir(RunKey(BASELINE, 0)), tmp_path / "elsewhere"
     elsewhere.write_text("secret")
     (run / "lock").write_text("1 host\n")
     (run / "notes.txt").symlink_to(elsewhere)
@@ -182,7 +182,7 @@ def test_neither_locks_nor_links_of_a_run_are_linked(experiment, first, tmp_path
     (run / "checkpoints" / "step-6.ckpt").symlink_to(elsewhere)
     plan = plan_of(experiment, "second", "b")
     take_needed(plan)
-    linked = plan.run_dir(Run(BASELINE, 0))
+    linked = plan.run_dir(RunKey(BASELINE, 0))
     names = {str(path.relative_to(linked)) for path in linked.rglob("*")}
     assert {"summary.json", "checkpoints", "reused_from"} <= names
     assert not names & {"lock", "notes.txt", "checkpoints/step-6.ckpt"}
@@ -209,9 +209,9 @@ def test_a_kill_while_files_are_linked_is_harmless(experiment, first, monkeypatc
 
 def test_a_run_that_began_here_is_not_replaced(experiment, first):
     plan = plan_of(experiment, "second", "b")
-    plan.run_dir(Run(BASELINE, 0)).mkdir(parents=True)
-    assert not reuse.take(plan, Run(BASELINE, 0))
-    assert reuse.take(plan, Run(BASELINE, 1))
+    plan.run_dir(RunKey(BASELINE, 0)).mkdir(parents=True)
+    assert not reuse.take(plan, RunKey(BASELINE, 0))
+    assert reuse.take(plan, RunKey(BASELINE, 1))
 
 
 @pytest.mark.parametrize("source", ["../elsewhere", "..", "/tmp", ""])

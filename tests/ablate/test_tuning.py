@@ -8,8 +8,8 @@ import pytest
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.next_runs import RunKey, state_of
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.scheduler import Run, state_of
 from lightning_llm.ablate.tuning import MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
 from tests.ablate.conftest import work
 
@@ -86,16 +86,16 @@ def test_the_lowest_point_of_a_parabola():
 
 def test_tuning_follows_the_verdicts_and_its_runs_are_pairs_of_their_own():
     asked = Experiment(name="test", variants={"a": {}}, looks=(2,), delta=None, alpha=0.05)
-    losses = {Run(name, seed): 3.0 + 0.1 * seed for name in ("baseline", "null", "a") for seed in (0, 1)}
+    losses = {RunKey(name, seed): 3.0 + 0.1 * seed for name in ("baseline", "null", "a") for seed in (0, 1)}
     assert state_of(asked, losses, tune=TUNE).tuning == {}
-    losses[Run("baseline-again", 0)] = 3.0
+    losses[RunKey("baseline-again", 0)] = 3.0
     state = state_of(asked, losses, tune=TUNE)
-    assert (len(state.needed), state.needed[0]) == (12, Run("baseline,lr=0.0005", 100))
+    assert (len(state.needed), state.needed[0]) == (12, RunKey("baseline,lr=0.0005", 100))
     assert state.verdicts
     losses |= grown(TUNE, ["baseline", "a"], parabola({"baseline": 0.001, "a": 0.0019}))[1]
     state = state_of(asked, losses, tune=TUNE)
     # the baseline's own value is the best one: its runs are there
-    assert state.needed == [Run("a,lr=0.0019", 0), Run("a,lr=0.0019", 1)]
+    assert state.needed == [RunKey("a,lr=0.0019", 0), RunKey("a,lr=0.0019", 1)]
     losses |= dict.fromkeys(state.needed, 2.0)
     ended = state_of(asked, losses, tune=TUNE)
     assert (ended.needed, ended.tuned.verdicts["a"].pairs) == ([], 2)

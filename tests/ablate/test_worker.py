@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lightning_llm.ablate import claims, worker
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CONFIGS
 from lightning_llm.ablate.results import Replay, load_experiment
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.ablate.worker import work
 from lightning_llm.runs.lock import RunLock
 
@@ -21,11 +21,11 @@ def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):
     assert {name: each.verdict for name, each in loaded.state.verdicts.items()} == {"a": "better", "b": "undecided"}
     assert said[:3] == ["baseline,seed=0: starting", "baseline-again,seed=0: starting", "null,seed=0: starting"]
     assert Counter(said) == Counter(f"{run}: starting" for run in loaded.results)  # each once
-    assert Run("a", 4) not in loaded.results  # decided at four pairs
-    assert Run("b", 4) in loaded.results
+    assert RunKey("a", 4) not in loaded.results  # decided at four pairs
+    assert RunKey("b", 4) in loaded.results
     assert loaded.replay == Replay(0.0)
     assert loaded.state.null.sd == pytest.approx(0.003e-3 * np.std([0, 1, 2, 0], ddof=1))
-    assert loaded.results[Run("a", 1)].summary["seconds"] == 1.0
+    assert loaded.results[RunKey("a", 1)].summary["seconds"] == 1.0
     work(plan.out, say=said.append)
     assert len(said) == len(loaded.results)  # nothing is repeated
 
@@ -34,7 +34,7 @@ def test_a_diverged_run_is_an_outcome(experiment):
     plan = experiment({"a": {"effect": -0.5, "diverges": [1]}})
     work(plan.out)
     loaded = load_experiment(plan.out)
-    assert (loaded.results[Run("a", 1)].has_diverged, loaded.results[Run("a", 1)].reason) == (True, "loss is nan")
+    assert (loaded.results[RunKey("a", 1)].has_diverged, loaded.results[RunKey("a", 1)].reason) == (True, "loss is nan")
     assert (loaded.state.verdicts["a"].verdict, loaded.state.verdicts["a"].diverged) == ("undecided", 1)
 
 
@@ -59,7 +59,7 @@ def test_an_edit_while_a_worker_runs_ends_it_before_the_next_run(experiment):
 def test_a_run_in_which_another_process_still_trains_is_waited_for(experiment, monkeypatch):
     """Its worker was killed: the claim is free, the lock of the run is not."""
     plan, slept = experiment({"a": {"effect": -0.5}}), []
-    run = plan.run_dir(Run("baseline", 0))
+    run = plan.run_dir(RunKey("baseline", 0))
     run.mkdir(parents=True)
     lock = RunLock(run).acquire()
 

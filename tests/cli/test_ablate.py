@@ -23,9 +23,9 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import cost, matching
+from lightning_llm.ablate.next_runs import Added, RunKey
 from lightning_llm.ablate.plan import CONFIGS, PLAN
 from lightning_llm.ablate.results import Replay, load_experiment
-from lightning_llm.ablate.scheduler import Added, Run
 from lightning_llm.ablate.setup import Setup
 from lightning_llm.io.schema import POSITIVE
 from lightning_llm.measure.timer import Timing
@@ -474,10 +474,10 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     loaded = load_experiment(folder / "out")
     assert loaded.replay == Replay(0.0)
     assert set(loaded.results) == {
-        *(Run(name, seed) for name in ("baseline", "null", "relu") for seed in (0, 1)),
-        Run("baseline-again", 0),
+        *(RunKey(name, seed) for name in ("baseline", "null", "relu") for seed in (0, 1)),
+        RunKey("baseline-again", 0),
     }
-    assert loaded.results[Run("null", 0)].loss != loaded.results[Run("baseline", 0)].loss
+    assert loaded.results[RunKey("null", 0)].loss != loaded.results[RunKey("baseline", 0)].loss
     assert {each.summary["threads"] for each in loaded.results.values()} == {loaded.plan.content["threads"]}
     by_hand = ["--config", "out/configs/relu.yaml", "--seed_everything=1", "--data.seed=1", "--trainer.run_dir=hand"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(loaded.plan.content["threads"])}
@@ -496,7 +496,7 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     assert start(folder, "extend", "out", "--pairs", "1", "--workers", "2").wait() == 0
     more = load_experiment(folder / "out")
     assert more.state.verdicts["relu"].rule == "look 2"
-    assert set(more.results) - set(loaded.results) == {Run("baseline", 2), Run("relu", 2)}
+    assert set(more.results) - set(loaded.results) == {RunKey("baseline", 2), RunKey("relu", 2)}
 
 
 @pytest.mark.slow
@@ -512,7 +512,7 @@ def test_a_second_experiment_trains_its_variant_alone(folder):
 
     first = carry_out("runs/first", "relu")
     second = carry_out("runs/second", "gelu")
-    gelu = {Run("gelu", 0), Run("gelu", 1)}
+    gelu = {RunKey("gelu", 0), RunKey("gelu", 1)}
     assert own(second) == gelu
     lines = (folder / "out.txt").read_text().splitlines()
     assert "Reused from first: baseline seeds 0 to 1; null seeds 0 to 1." in lines
@@ -525,7 +525,7 @@ def test_a_second_experiment_trains_its_variant_alone(folder):
     assert theirs["losses"].pop("baseline-again,seed=0") == ours["losses"]["baseline,seed=0"]
     assert ours == theirs
     assert start(folder, "extend", "runs/second", "--pairs", "1", "--variants", "gelu").wait() == 0
-    assert own(load_experiment(folder / "runs/second")) == gelu | {Run("gelu", 2), Run("baseline", 2)}
+    assert own(load_experiment(folder / "runs/second")) == gelu | {RunKey("gelu", 2), RunKey("baseline", 2)}
     before = numbers(folder / "runs/second")
     clean = ["runs", "clean", "runs/first", "runs/second", "--yes"]
     subprocess.run([sys.executable, "-m", "lightning_llm", *clean], cwd=folder, check=True)

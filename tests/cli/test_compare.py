@@ -15,9 +15,9 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate import scheduler as ablate_scheduler
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.comparison import THREADS_DIFFER, group_runs, read_results
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
@@ -495,7 +495,7 @@ def train(plan, name, seed):
     asked = yaml.safe_load(plan.config(name).read_text())
     values = {"embed": "2x2 float32 00", "layers.0.mlp.up": f"2x2 float32 {asked.get('drawn', '00')}"}
     loss = 3.0 + 0.01 * seed + asked["effect"] * (1 + 0.001 * (seed % 3))
-    folder = plan.run_dir(ablate_scheduler.Run(name, seed))
+    folder = plan.run_dir(RunKey(name, seed))
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("{}")
     summary = {"val_loss": loss, "seconds": 1.0, "steps": 6, **HASHES, "initial_values": values}

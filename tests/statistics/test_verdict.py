@@ -16,8 +16,8 @@ LOOKS = (4, 6, 8, 12, 16)
 BASELINE = [2.01, 1.97, 2.05, 2.00]
 
 
-def one(variant, baseline=BASELINE, *, is_paired=True, alike=(), **options):
-    return verdicts({"a": Sample(baseline, variant, is_paired, alike)}, **options)["a"]
+def one(variant, baseline=BASELINE, *, is_paired=True, more_baseline=(), **options):
+    return verdicts({"a": Sample(baseline, variant, is_paired, more_baseline)}, **options)["a"]
 
 
 def shifted(*differences):
@@ -110,7 +110,7 @@ def test_four_of_four_against_none_is_worse():
     assert (found.verdict, found.size, found.has_ended) == (WORSE, None, True)
     assert found.p_diverged == pytest.approx(2 / 70)
     assert found.sentence == "worse: 4 of 4 runs diverged, and 0 of 4 of the baseline"
-    planned = one([None] * 4, alike=BASELINE, looks=(4, 6))  # the null variant's runs are like the baseline's
+    planned = one([None] * 4, more_baseline=BASELINE, looks=(4, 6))  # the null variant's runs are like the baseline's
     assert (planned.verdict, planned.p_diverged) == (WORSE, pytest.approx(2 / 495))
     assert planned.sentence == "worse: 4 of 4 runs diverged, and 0 of 8 of the baseline and the null variant"
     assert one([None] * 4, looks=(4, 6)).verdict == UNDECIDED  # a plan looks more than once
@@ -118,7 +118,7 @@ def test_four_of_four_against_none_is_worse():
     assert one([None] * 3, baseline=BASELINE[:3]).verdict == UNDECIDED
     never_better = one([None] + [2.0] * 7, baseline=[None] * 8)  # 1 of 8 against 8 of 8
     assert (never_better.verdict, never_better.has_ended) == (UNDECIDED, False)
-    lost = Sample([2.0] * 8, [None] * 5 + [2.0] * 3, alike=[2.0] * 8)
+    lost = Sample([2.0] * 8, [None] * 5 + [2.0] * 3, more_baseline=[2.0] * 8)
     assert verdicts(dict.fromkeys("abc", lost), looks=(8, 12, 16))["a"].verdict == WORSE  # 5 of 8, three variants
     saved = one(BASELINE, baseline=[None] * 4)
     assert (saved.verdict, saved.sentence) == (BETTER, "better: 0 of 4 runs diverged, and 4 of 4 of the baseline")

@@ -1,5 +1,6 @@
 """``model.memory_budget`` in ``fit``: chosen before the model is built, recorded, and kept on resume."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ import yaml
 
 from lightning_llm.accounting import step_memory
 from lightning_llm.cli.train import cli_main
+from lightning_llm.runs.directory import MEMORY_PLAN
 from lightning_llm.training import budget
+from lightning_llm.training.run_config import RunOptions, read_run
 
 RUN = Path("runs/run/version_0")
 BUDGET = {"model.memory_budget": "680KB", "trainer.val_check_interval": 3}
@@ -29,7 +32,7 @@ def chosen(cli):
 
 def test_the_run_is_what_was_planned_and_says_so(tiny, capsys):
     cli = tiny("fit", **BUDGET)
-    plan = json.loads((RUN / "plan.json").read_text())
+    plan = json.loads((RUN / MEMORY_PLAN).read_text())
     assert chosen(cli) == {name: plan[name] for name in chosen(cli)}
     assert plan["memory"]["peak"] <= 680_000
     assert plan["accumulation"] > 1  # else nothing is shown of what follows from it
@@ -120,9 +123,23 @@ def test_a_run_with_packed_documents_is_planned_for_them(tiny, tmp_path, text_fi
     assert plan.memory.peak != step_memory(architecture, **step).peak
 
 
+def test_a_run_fills_the_settings_of_its_step_as_estimate_does(tiny):
+    own = {"model.architecture.mlp": "tests.training.callbacks.test_memory_profiler.OwnMLP"}
+    cli = tiny("fit", **{**own, "trainer.precision": "bf16-mixed"})
+    inside = budget._task_of(cli.model, cli.datamodule, cli.trainer, None).step
+    outside = read_run(RunOptions(config=[str(RUN / "config.yaml")], trust_code=True)).step
+    assert inside.measured
+    different = [
+        field.name
+        for field in dataclasses.fields(inside)
+        if getattr(inside, field.name) != getattr(outside, field.name)
+    ]
+    assert different == []
+
+
 def test_a_reserve_leaves_less_for_tensors(tiny, capsys):
     tiny("fit", **{**BUDGET, "model.memory_budget": "780KB", "model.memory_reserve": "100KB"})
-    plan = json.loads((RUN / "plan.json").read_text())
+    plan = json.loads((RUN / MEMORY_PLAN).read_text())
     assert plan["needed"] == plan["memory"]["peak"] + 100_000 <= 780_000
     assert "and 0.10 MiB left free, of 780KB" in " ".join(capsys.readouterr().out.split())
 
@@ -141,5 +158,5 @@ def test_the_memory_of_a_gpu_is_what_cuda_reports(monkeypatch):
 
 def test_an_mlp_of_the_users_own_is_measured(tiny, capsys):
     tiny("fit", **{**BUDGET, "model.architecture.mlp": "tests.training.callbacks.test_memory_profiler.OwnMLP"})
-    assert json.loads((RUN / "plan.json").read_text())["memory"]["peak"] <= 680_000
+    assert json.loads((RUN / MEMORY_PLAN).read_text())["memory"]["peak"] <= 680_000
     assert "plan micro-batches of " in " ".join(capsys.readouterr().out.split())

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import Result
-from lightning_llm.ablate.scheduler import Run
 from lightning_llm.data.batches import IGNORED, EvalBatches
 from lightning_llm.statistics.windows import window_error
 from lightning_llm.training import LanguageModelMetrics, evaluation
@@ -128,7 +128,7 @@ def run(tiny, tmp_path):
         )
         folder = tmp_path / name / "run" / "version_0"
         summary = json.loads((folder / "summary.json").read_text())
-        return summary, Result(Run(name, 0), folder, summary["val_loss"], "", summary).windows()
+        return summary, Result(RunKey(name, 0), folder, summary["val_loss"], "", summary).windows()
 
     return of
 

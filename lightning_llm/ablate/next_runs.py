@@ -19,7 +19,7 @@ from lightning_llm.ablate.tuning import Tune, Tuned, tuning_of
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 
 
-class Run(NamedTuple):
+class RunKey(NamedTuple):
     """One run of an experiment: its arm and its seed."""
 
     name: str
@@ -29,7 +29,7 @@ class Run(NamedTuple):
         return f"{self.name},seed={self.seed}"
 
 
-Losses = Mapping[Run, float | None]  # of the runs that have ended; None: it diverged
+Losses = Mapping[RunKey, float | None]  # of the runs that have ended; None: it diverged
 
 
 class Added(NamedTuple):
@@ -59,7 +59,7 @@ class State:
         tuned: The same of the tuned arms, without those that diverge at every value; ``None`` before.
     """
 
-    needed: list[Run]
+    needed: list[RunKey]
     look: int
     verdicts: dict[str, Verdict]
     unfinished: list[str]
@@ -83,7 +83,7 @@ def state_of(experiment: Experiment, losses: Losses, *, added: Sequence[Added] =
     if state.needed or tune is None:
         return state
     tuning = tuning_of(tune, arms, losses)
-    state = dataclasses.replace(state, needed=[Run(*run) for run in tuning.needed], tuning=tuning.arms)
+    state = dataclasses.replace(state, needed=[RunKey(*run) for run in tuning.needed], tuning=tuning.arms)
     best = {name: tuned.best for name, tuned in tuning.arms.items() if tuned.best is not None}
     if BASELINE not in best or len(best) == 1:
         return state
@@ -96,7 +96,7 @@ def _compare(
     experiment: Experiment, losses: Losses, added: Sequence[Added], names: Mapping[str, str], *, with_null: bool
 ) -> State:
     """The comparison of variants with the baseline, by the names of their runs."""
-    comparison = _Comparison(experiment, losses, names, with_null)
+    comparison = _Looks(experiment, losses, names, with_null)
     for look in experiment.looks:
         if state := comparison.lacking(dict.fromkeys(comparison.unfinished, look)):
             return state
@@ -108,7 +108,7 @@ def _compare(
     return comparison.state([], comparison.pairs)
 
 
-class _Comparison:
+class _Looks:
     """Variants and the baseline, look by look.
 
     Args:
@@ -143,32 +143,32 @@ class _Comparison:
         self._judge()
         return None
 
-    def state(self, needed: list[Run], pairs: Mapping[str, int]) -> State:
+    def state(self, needed: list[RunKey], pairs: Mapping[str, int]) -> State:
         """How far it is, with these pairs of the variants that count."""
         look = max(pairs.values(), default=0)
         return State(needed, look, self._verdicts, self.unfinished, sorted(self._looks), self._null)
 
-    def _runs(self, targets: Mapping[str, int]) -> Iterator[Run]:
+    def _runs(self, targets: Mapping[str, int]) -> Iterator[RunKey]:
         """All runs of a look, seed by seed."""
         first_look = self._experiment.looks[0] if self._with_null else 0
         if self._with_null:
-            yield from (Run(name, self._experiment.first_seed) for name in (BASELINE, AGAIN))
+            yield from (RunKey(name, self._experiment.first_seed) for name in (BASELINE, AGAIN))
         for index, seed in enumerate(self._experiment.seeds(max(targets.values(), default=0))):
             nulls = [NULL] if index < first_look else []
             variants = [self._names[name] for name, pairs in targets.items() if index < pairs]
-            yield from (Run(name, seed) for name in (self._names[BASELINE], *nulls, *variants))
+            yield from (RunKey(name, seed) for name in (self._names[BASELINE], *nulls, *variants))
 
     def _judge(self) -> None:
         """The verdicts of what has ended."""
         experiment, losses, base = self._experiment, self._losses, self._names[BASELINE]
         rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
-        alike: list[float | None] = []
+        more_baseline: list[float | None] = []
         if self._with_null:
             first_seeds = experiment.seeds(experiment.looks[0])
-            alike = _alike(losses, first_seeds)
+            more_baseline = _more_baseline(losses, first_seeds)
             self._null = self._null or verdicts({NULL: sample(losses, base, NULL, first_seeds)}, **rule)[NULL]
         samples = {
-            name: sample(losses, base, self._names[name], experiment.seeds(pairs), alike)
+            name: sample(losses, base, self._names[name], experiment.seeds(pairs), more_baseline)
             for name, pairs in self.pairs.items()
         }
         rule |= {"looks": experiment.looks, "precision": experiment.precision, "variants": len(experiment.variants)}
@@ -176,15 +176,15 @@ class _Comparison:
         self.unfinished = [name for name in self.pairs if not self._verdicts[name].has_ended]
 
 
-def _alike(losses: Losses, seeds: Sequence[int]) -> list[float | None]:
+def _more_baseline(losses: Losses, seeds: Sequence[int]) -> list[float | None]:
     """The null variant's losses; none if it is a copy of the baseline: with ``model.init_from``, nothing is random."""
-    null, base = ([losses[Run(name, seed)] for seed in seeds] for name in (NULL, BASELINE))
+    null, base = ([losses[RunKey(name, seed)] for seed in seeds] for name in (NULL, BASELINE))
     return [] if null == base else null
 
 
 def sample(
-    losses: Losses, baseline: str, variant: str, seeds: Sequence[int], alike: Sequence[float | None] = ()
+    losses: Losses, baseline: str, variant: str, seeds: Sequence[int], more_baseline: Sequence[float | None] = ()
 ) -> Sample:
     """The losses of the baseline and of a variant, by the names of their runs."""
-    first, second = ([losses[Run(name, seed)] for seed in seeds] for name in (baseline, variant))
-    return Sample(first, second, alike=alike)
+    first, second = ([losses[RunKey(name, seed)] for seed in seeds] for name in (baseline, variant))
+    return Sample(first, second, more_baseline=more_baseline)

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.scheduler import Added, Run, state_of
+from lightning_llm.ablate.next_runs import Added, RunKey, state_of
 
 EXPERIMENT = Experiment(name="test", variants={"a": {}, "b": {}}, looks=(4, 6), delta=None, alpha=0.05)
 
 
 def losses(pairs, effects, sides=("baseline", "null", "a", "b"), first=0):
     """The same noise on both sides but for a little: an effect of 1 is found with four pairs, one of 0 with none."""
-    found = {Run("baseline-again", first): 3.0}
+    found = {RunKey("baseline-again", first): 3.0}
     for seed in range(first, first + pairs):
         for name in sides:
-            found[Run(name, seed)] = (
+            found[RunKey(name, seed)] = (
                 3.0 + 0.1 * seed + effects.get(name, 0.0) + 1e-4 * (-1) ** seed * (name != "baseline")
             )
     return found
@@ -40,14 +40,14 @@ def test_the_same_again_comes_first_then_the_seeds_of_the_first_look():
 def test_seeds_begin_where_the_plan_says():
     state = state_of(dataclasses.replace(EXPERIMENT, first_seed=1000), {})
     assert names(state.needed)[:3] == ["baseline,seed=1000", "baseline-again,seed=1000", "null,seed=1000"]
-    assert state.needed[-1] == Run("b", 1003)
+    assert state.needed[-1] == RunKey("b", 1003)
     ended = state_of(dataclasses.replace(EXPERIMENT, first_seed=1000), losses(4, {"a": -1.0, "b": 1.0}, first=1000))
     assert (ended.needed, ended.verdicts["a"].verdict) == ([], "better")
 
 
 def test_what_has_ended_is_not_needed_again_in_whatever_order():
     ended = losses(4, {})
-    del ended[Run("a", 1)], ended[Run("baseline-again", 0)]
+    del ended[RunKey("a", 1)], ended[RunKey("baseline-again", 0)]
     assert names(state_of(EXPERIMENT, ended).needed) == ["baseline-again,seed=0", "a,seed=1"]
 
 
@@ -98,7 +98,7 @@ def test_pairs_are_added_for_a_variant_that_has_a_verdict():
 def test_each_variant_gets_the_seeds_up_to_its_own_look():
     ended = losses(6, {"a": -1.0})  # decided after 4 pairs, b not after 6
     for seed in (4, 5):
-        del ended[Run("a", seed)]
+        del ended[RunKey("a", seed)]
     more = state_of(EXPERIMENT, ended, added=[Added(2, ["a", "b"])])
     assert names(more.needed) == [
         "a,seed=4",
@@ -108,24 +108,24 @@ def test_each_variant_gets_the_seeds_up_to_its_own_look():
 
 
 def test_a_diverged_run_is_counted_and_its_variant_gets_more_seeds_until_the_counts_decide():
-    ended = losses(4, {}) | {Run("b", 1): None}
+    ended = losses(4, {}) | {RunKey("b", 1): None}
     state = state_of(EXPERIMENT, ended)
     assert {run.name for run in state.needed} == {"baseline", "a", "b"}
     assert (state.verdicts["b"].verdict, state.verdicts["b"].diverged) == ("undecided", 1)
-    lost = state_of(EXPERIMENT, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)})
+    lost = state_of(EXPERIMENT, losses(4, {"a": 1.0}) | {RunKey("b", seed): None for seed in range(4)})
     assert (lost.verdicts["b"].verdict, lost.needed) == ("worse", [])  # 4 of 4 against 0 of 8 of baseline and null
-    copies = {Run("null", seed): 3.0 + 0.1 * seed for seed in range(4)}  # as with model.init_from
-    same = state_of(EXPERIMENT, losses(4, {"a": 1.0}) | {Run("b", seed): None for seed in range(4)} | copies)
+    copies = {RunKey("null", seed): 3.0 + 0.1 * seed for seed in range(4)}  # as with model.init_from
+    same = state_of(EXPERIMENT, losses(4, {"a": 1.0}) | {RunKey("b", seed): None for seed in range(4)} | copies)
     assert same.verdicts["b"].verdict == "undecided"  # 4 of 4 against 0 of 4: copies are no runs of their own
 
 
 def test_a_diverged_run_of_the_baseline_silences_no_variant():
-    found = state_of(EXPERIMENT, losses(6, {"a": -1.0, "b": 1.0}) | {Run("baseline", 1): None})
+    found = state_of(EXPERIMENT, losses(6, {"a": -1.0, "b": 1.0}) | {RunKey("baseline", 1): None})
     assert {name: each.verdict for name, each in found.verdicts.items()} == {"a": "better", "b": "worse"}
 
 
 def test_a_null_run_that_diverged_changes_no_verdict():
-    assert state_of(EXPERIMENT, losses(4, {"a": 1.0, "b": 1.0}) | {Run("null", 0): None}).needed == []
+    assert state_of(EXPERIMENT, losses(4, {"a": 1.0, "b": 1.0}) | {RunKey("null", 0): None}).needed == []
 
 
 EFFECTS = st.fixed_dictionaries({name: st.sampled_from([-1.0, -1e-4, 0.0, 1.0]) for name in ("a", "b")})
@@ -137,7 +137,7 @@ ADDED = st.lists(st.builds(Added, st.integers(1, 5), st.sampled_from([None, ["a"
 def test_it_ends_whatever_ends_first_and_what_it_did_not_need_changes_nothing(effects, added, seed, lost):
     rng = random.Random(seed)
     results = {run: None if rng.random() < lost else loss for run, loss in losses(40, effects).items()}
-    results[Run("baseline-again", 0)] = 3.0
+    results[RunKey("baseline-again", 0)] = 3.0
     ended = {}
     for _ in range(400):
         state = state_of(EXPERIMENT, ended, added=added)
