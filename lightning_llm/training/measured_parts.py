@@ -33,6 +33,7 @@ MOST_ELEMENTS, MEASURED_EXPERTS, MOST_ACTIVATIONS = (
     1 << 24,
 )  # of a built-in part that is measured as it is
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
+IN_CONTEXT = ("attention", "block")
 WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 EXTENDED = "The estimate extrapolates {} from a measurement on one and two rows."
 
@@ -59,42 +60,17 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
 
 
 def _measured(kind: str, alike: Layers, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
-    config, layers = alike.config, len(alike.places)
-    second = alike.places[:2][-1]
-    needs_first, needs_position = kind in ("attention", "block"), kind in ("attention", "block", "position")
-    seq = max(2, min(context_length, LONGEST_MEASURED)) if needs_first else 2 * TINY
-    whole = config
-    config, scale = _shrunk(kind, config, seq)
-    part, norm = (_built(each, config, layer).to(dtype) for each, layer in ((kind, second), ("norm", 0)))
-    first = _built(kind, config, alike.places[0]).to(dtype) if needs_first and layers > 1 else part
-    position = _built("position", config).to(dtype) if needs_position else Position(config)
-    rows = config.vocab_rows if kind == "loss" else 1
-    head = nn.Linear(config.hidden_size, rows, bias=config.lm_head_bias).to(dtype)
-    with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
-        # attention and MLP get what a norm before them returns
-        of_norm = norm(torch.zeros(1, 1, config.hidden_size, dtype=dtype)).dtype
-    is_inside = kind in ("attention", "mlp") and config.block != "post"
-    figures = []
-    for rows, length in ((1, seq), (2, seq), (1, seq // 2)):
-        x = torch.randn(rows, length, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
-        with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
-            positions = torch.arange(length)
-            context = Context(positions, position, Shared(), position.prepare(positions, matmul_dtype(x)))
-            if needs_first:
-                for each in (first, part):
-                    each.prepare(x, context) if hasattr(each, "prepare") else None
-                if layers > 1:
-                    first(x, context)  # which leaves what later layers may ask for
-        call = _call(kind, part, head, x, context)
-        figures.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
+    seq = max(2, min(context_length, LONGEST_MEASURED)) if kind in IN_CONTEXT else 2 * TINY
+    narrow, scale = _shrunk(kind, alike.config, seq)
+    figures = _cases(kind, dataclasses.replace(alike, config=narrow), seq, precision, dtype)
 
     def affine(name: str, scale: int = scale) -> Affine:
         return _affine([scale * case[name] for case in figures], seq)
 
     with torch.device("meta"):
-        part = _built(kind, whole, second)
-        different = alike.places if kind == "attention" or kind in whole.custom_parts else ()
-        more = sum(_elements(_built(kind, whole, layer)) - _elements(part) for layer in different)
+        part = _built(kind, alike.config, alike.places[:2][-1])
+        different = alike.places if kind == "attention" or kind in alike.config.custom_parts else ()
+        more = sum(_elements(_built(kind, alike.config, layer)) - _elements(part) for layer in different)
     return MeasuredPart(
         parameters=_elements(part),
         more_parameters=more,
@@ -105,6 +81,36 @@ def _measured(kind: str, alike: Layers, precision: str, dtype: torch.dtype, cont
         backward=affine("backward"),
         itemsize=int(figures[0]["itemsize"]),
     )
+
+
+def _cases(kind: str, alike: Layers, seq: int, precision: str, dtype: torch.dtype) -> list[dict[str, float]]:
+    """The figures of one row and of two, and of one row of half the length, for the second of several layers."""
+    config, (first_place, second_place) = alike.config, (alike.places[0], alike.places[:2][-1])
+    part, norm = (_built(each, config, layer).to(dtype) for each, layer in ((kind, second_place), ("norm", 0)))
+    has_earlier = kind in IN_CONTEXT and first_place != second_place
+    first = _built(kind, config, first_place).to(dtype) if has_earlier else part
+    needs_position = kind in (*IN_CONTEXT, "position")
+    position = _built("position", config).to(dtype) if needs_position else Position(config)
+    classes = config.vocab_rows if kind == "loss" else 1
+    head = nn.Linear(config.hidden_size, classes, bias=config.lm_head_bias).to(dtype)
+    with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
+        # attention and MLP get what a norm before them returns
+        of_norm = norm(torch.zeros(1, 1, config.hidden_size, dtype=dtype)).dtype
+    is_inside = kind in ("attention", "mlp") and config.block != "post"
+    figures = []
+    for rows, length in ((1, seq), (2, seq), (1, seq // 2)):
+        x = torch.randn(rows, length, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
+        with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
+            positions = torch.arange(length)
+            context = Context(positions, position, Shared(), position.prepare(positions, matmul_dtype(x)))
+            if kind in IN_CONTEXT:
+                for each in (first, part):
+                    each.prepare(x, context) if hasattr(each, "prepare") else None
+            if has_earlier:
+                first(x, context)  # which leaves what later layers may ask for
+        call = _call(kind, part, head, x, context)
+        figures.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
+    return figures
 
 
 def _shrunk(kind: str, config: ModelConfig, seq: int) -> tuple[ModelConfig, int]:

@@ -21,8 +21,20 @@ from tests.tiny_run import curves
 STEPS, DEADLINE_S = 64, 240
 OPENMP = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SAVING = "{every_n_steps: 1, asynchronous: false}"
-CONFIG = fault_stage.CONFIG.replace(f"{{every_n_steps: {fault_stage.SAVED_EVERY}}}", SAVING).replace(
-    f"max_steps: {fault_stage.STEPS}", f"max_steps: {STEPS}"
+
+
+def changed(text, *changes):
+    """A config with other texts in it; each is there."""
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+CONFIG = changed(
+    fault_stage.CONFIG,
+    (f"{{every_n_steps: {fault_stage.SAVED_EVERY}}}", SAVING),
+    (f"max_steps: {fault_stage.STEPS}", f"max_steps: {STEPS}"),
 )
 
 
@@ -91,7 +103,7 @@ def test_kills_change_nothing(start, tmp_path, text_file, asynchronous, wanted_k
         (tmp_path / name / "tiny.yaml").write_text(CONFIG)
     assert start(tmp_path / "whole").wait() == 0
     if asynchronous:  # the same bits as those of a run that waits for its files
-        config = CONFIG.replace("asynchronous: false", "asynchronous: true")
+        config = changed(CONFIG, ("asynchronous: false", "asynchronous: true"))
         (tmp_path / "killed" / "tiny.yaml").write_text(config)
 
     folder, rng = tmp_path / "killed", random.Random(0)
@@ -143,9 +155,11 @@ def test_one_process_goes_on_as_two_and_sigterm_ends_both(start, tmp_path, text_
     """The same tokens in each step whatever the processes and micro-batches: the curve agrees up to rounding."""
     shutil.copy(text_file, tmp_path / "text.txt")
     (tmp_path / "tiny.yaml").write_text(
-        CONFIG.replace(
-            "dropout: 0.1}", "dropout: 0.0}\n  schedule: {class_path: lightning_llm.optim.Constant}"
-        ).replace("  accelerator: cpu\n", "  accelerator: cpu\n  precision: 32-true\n")
+        changed(
+            CONFIG,
+            ("dropout: 0.1}", "dropout: 0.0}\n  schedule: {class_path: lightning_llm.optim.Constant}"),
+            ("  accelerator: cpu\n", "  accelerator: cpu\n  precision: 32-true\n"),
+        )
     )
     assert start(tmp_path).wait() == 0
     whole, run = (Path(tmp_path / "runs/tiny" / f"version_{n}") for n in (0, 1))
