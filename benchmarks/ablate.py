@@ -33,7 +33,7 @@ from benchmarks.ablate_throughput import throughput
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import Measure, bar_plot
+from lightning_llm.bench.plots import Measure
 from lightning_llm.bench.rows import Columns, Row
 from lightning_llm.cli.train import cli_main
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
@@ -130,23 +130,12 @@ def predicted(way: Way, effect: float) -> float:
 
     For one look, it is that of the noncentral t distribution; for several, the share of seeded normal paths.
     """
-    critical = {n: way.design.rule(n).critical(ALPHA) for n in way.at}
+    critical, last = [way.design.rule(pairs).critical(ALPHA) for pairs in way.at], way.at[-1]
     if len(way.at) == 1:
-        pairs = way.at[0]
-        upper, lower = (
-            special.nctdtr(pairs - 1, sign * effect * math.sqrt(pairs), -critical[pairs]) for sign in (-1, 1)
-        )
+        upper, lower = (special.nctdtr(last - 1, sign * effect * math.sqrt(last), -critical[0]) for sign in (-1, 1))
         return float(upper if effect else upper + lower)
-    paths = np.random.default_rng(0).normal(effect, 1, (PATHS, way.at[-1]))
-    means, squares = (np.cumsum(each, 1) / np.arange(1, way.at[-1] + 1) for each in (paths, paths**2))
-    is_open, rejections = np.ones(PATHS, dtype=bool), 0
-    for pairs in way.at:
-        mean = means[:, pairs - 1]
-        t = mean / np.sqrt((squares[:, pairs - 1] - mean**2) / (pairs - 1))
-        rejected = is_open & (np.abs(t) >= critical[pairs])
-        rejections += int(np.sum(rejected & (t > 0) if effect else rejected))
-        is_open &= ~rejected
-    return rejections / PATHS
+    paths = ablate_looks.Paths.of(ablate_looks.draws("normal", PATHS, last), way.at)
+    return float(np.mean(ablate_looks.judged(paths, np.array(critical), effect).has_right_direction(effect)))
 
 
 def drawn(losses: Array, count: int, effect: float) -> Iterator[tuple[list[float], list[float]]]:
@@ -237,7 +226,7 @@ def _workers(request: Request) -> Iterator[Row]:
         first = one.start("--workers", "2")
         while not (one.out / PLAN).is_file() and first.poll() is None:
             time.sleep(0.05)
-        others = [one.start("work", str(one.out), log=f"worker-{number}.txt") for number in (2, 3)]
+        others = [one.work(number) for number in (2, 3)]
         runs, ends = one.report(first)["cost"]["runs"], [each.wait() for each in others]
         started, resumed = one.count("starting"), one.count("resuming")
         if ends != [0, 0] or resumed or len(started) != runs or set(started.values()) != {1}:
@@ -249,13 +238,6 @@ PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "wo
 PARTS |= {"throughput": throughput, **ablate_looks.PARTS}
 
 
-def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """The share of verdicts if there is one, else the seconds of the runs, or their number."""
-    fields = {"found": "share of verdicts", "runs_per_hour": "runs per hour", "runs": "runs"}
-    field = next(field for field in fields if any(getattr(row, field) is not None for row in rows))
-    bar_plot(Measure(field, 1, fields[field]), by=("shape",))(rows, path, title, **options)
-
-
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),
@@ -263,7 +245,11 @@ BENCH = Bench(
     devices=("cpu",),
     dtypes=("float32",),  # the precision is that of fit
     columns=COLUMNS,
-    draw=draw,
+    draw=parts.bars(
+        Measure("found", 1, "share of verdicts"),
+        Measure("runs_per_hour", 1, "runs per hour"),
+        Measure("runs", 1, "runs"),
+    ),
     files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
     check=parts.check,
 )

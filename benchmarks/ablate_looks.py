@@ -11,7 +11,7 @@ Differences are in standard deviations of a pair's difference. All candidates ju
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,22 +57,22 @@ CHOSEN = Candidate((8, 12, 16), RHO, RESERVE)
 # ---- paths
 
 
+NOISES: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
+    "normal": lambda rng, shape: rng.normal(0, 1, shape),
+    "t3": lambda rng, shape: rng.standard_t(3, shape) / math.sqrt(3),
+    "exponential": lambda rng, shape: rng.exponential(1, shape) - 1,
+    # one in ten is 5 standard deviations higher
+    "spikes": lambda rng, n: (rng.normal(0, 1, n) + 5 * (rng.random(n) < 0.1) - 0.5) / math.sqrt(1 + 25 * 0.09),
+    # one in ten is 15 higher, and the unit is the standard deviation of the others
+    "unstable": lambda rng, shape: rng.normal(0, 1, shape) + 15 * (rng.random(shape) < 0.1) - 1.5,
+}
+
+
 def draws(noise: str, paths: int, pairs: int = MOST, seed: int = 0) -> Array:
     """Differences without a true one, shape (paths, pairs), with a standard deviation of 1."""
-    rng, shape = np.random.default_rng(seed), (paths, pairs)
-    if noise == "t3":
-        return np.asarray(rng.standard_t(3, shape) / math.sqrt(3))
-    if noise == "exponential":
-        return np.asarray(rng.exponential(1, shape) - 1)
-    normal = rng.normal(0, 1, shape)
-    if noise == "spikes":  # one in ten is 5 standard deviations higher
-        return np.asarray((normal + 5 * (rng.random(shape) < 0.1) - 0.5) / math.sqrt(1 + 25 * 0.09))
-    if noise == "unstable":  # one in ten is 15 higher, and the unit is the standard deviation of the others
-        return np.asarray(normal + 15 * (rng.random(shape) < 0.1) - 1.5)
-    return np.asarray(normal)
+    return NOISES[noise](np.random.default_rng(seed), (paths, pairs))
 
 
-NOISES = ("normal", "t3", "exponential", "spikes", "unstable")
 UNSTABLE_EFFECT = 0.5  # a typical run is 1 better, and the mean is worse by this
 
 
@@ -109,18 +109,18 @@ class Stops(NamedTuple):
     estimate: Array
     half: Array  # of the interval
 
+    def has_right_direction(self, effect: float) -> Array:
+        """Whether each path has the direction of the effect; without one: whether it has any, which is false."""
+        return np.asarray(self.word == WORSE if effect else self.word != UNDECIDED)
+
 
 def judged(
     paths: Paths, critical: Array, effect: float = 0.0, delta: float | None = None, size: Array | None = None
 ) -> Stops:
     """The rule of ``ablate``: everything is read off one interval, and the first word but ``undecided`` ends a path.
 
-    Args:
-        paths: Without a true difference.
-        critical: At each look.
-        effect: The true difference.
-        delta: The smallest that matters; ``None``: no path is equivalent.
-        size: Critical values of another interval that decides whether a path is equivalent.
+    The paths have no true difference: the effect is added. A path is equivalent within ``delta``, if that is given, by
+    the same interval or by another one with the critical values ``size``.
     """
     estimates, half = paths.means + effect, critical[:, None] * paths.errors
     verdicts = np.where(np.abs(estimates) > half, np.sign(estimates), UNDECIDED)
@@ -155,11 +155,12 @@ def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
     for name, true in (("equivalent", [0.0] * len(DELTAS)), ("falsely_equivalent", DELTAS)):
         cases = [judged(paths, critical, effect, delta) for effect, delta in zip(true, DELTAS, strict=True)]
         facts[name] = [_share(case.word == EQUIVALENT) for case in cases]
-    return _rounded(facts)
+    rounded: dict[str, Any] = _rounded(facts)
+    return rounded
 
 
 def _at(stops: Stops, effect: float, looks: Sequence[int]) -> dict[str, Any]:
-    right = stops.word == WORSE if effect else stops.word != UNDECIDED
+    right, holds = stops.has_right_direction(effect), np.abs(stops.estimate - effect) <= stops.half
     early = right & (stops.look == 0)
     return {
         "direction": _share(right),
@@ -169,8 +170,8 @@ def _at(stops: Stops, effect: float, looks: Sequence[int]) -> dict[str, Any]:
         "relative_half": _middle(np.median, (stops.half / np.abs(stops.estimate))[right]),
         "exaggeration_first": _middle(np.mean, stops.estimate[early] / effect) if effect else None,
         "exaggeration": _middle(np.mean, stops.estimate[right] / effect) if effect else None,
-        "coverage": _share(np.abs(stops.estimate - effect) <= stops.half),
-        "coverage_first": _middle(np.mean, (np.abs(stops.estimate - effect) <= stops.half)[early]) if effect else None,
+        "coverage": _share(holds),
+        "coverage_first": _middle(np.mean, holds[early]) if effect else None,
     }
 
 
@@ -186,13 +187,12 @@ def _many(variants: int) -> str:
     return f"{variants} variant{'s' if variants > 1 else ''}"
 
 
-def _rounded(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: _four_digits(value) for name, value in facts.items()}
-
-
-def _four_digits(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
+    """Numbers with four digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_four_digits(each) for each in value]
+        return [_rounded(each) for each in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
@@ -202,7 +202,7 @@ def _looks(request: Request) -> Iterator[Row]:
     for candidate in itertools.starmap(Candidate, itertools.product(LOOKS, RHOS, HELD)):
         facts = summary(candidate, variants, "normal")
         facts["is_chosen"] = candidate == CHOSEN
-        facts["shapes"] = {name: _chances(candidate, variants, name) for name in NOISES[1:]}
+        facts["shapes"] = {name: _chances(candidate, variants, name) for name in list(NOISES)[1:]}
         yield _row(request, candidate.label, facts)
 
 

@@ -6,11 +6,7 @@ the last, with the validations; ``matmuls_s`` is what the matmuls of its steps t
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.ablate_experiments import BASELINE, ROOT, Experiment, workplace
+from benchmarks.ablate_experiments import BASELINE, Experiment, workplace
+from benchmarks.commands import finish
 from benchmarks.cpu_clock import CPU
 from benchmarks.matmuls import matmuls_alone
 from lightning_llm.ablate.plan import RUNS
@@ -76,10 +73,8 @@ def _loop(folder: Path, options: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of a run that is started by itself."""
     out = folder / f"loop-{len(list(folder.glob('loop-*')))}"
     words = [f"--{option}={value}" for option, value in options.items()]
-    command = [sys.executable, "-m", "lightning_llm", "fit", "--config=base.yaml", *words, f"--trainer.run_dir={out}"]
-    environment, begun = {**os.environ, "PYTHONPATH": str(ROOT)}, time.perf_counter()
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    return {"run_s": time.perf_counter() - begun}
+    command = ["lightning_llm", "fit", "--config=base.yaml", *words, f"--trainer.run_dir={out}"]
+    return {"run_s": finish(*command, folder=folder)[1]}
 
 
 def _matmuls(architecture: Mapping[str, int]) -> float:

@@ -28,10 +28,9 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import Callback
 
-from benchmarks import evidence
 from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
-from benchmarks.steps import plain_step
+from benchmarks.steps import attention, compiled_code, plain_step, state_of_gpu
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
@@ -118,23 +117,16 @@ def run(request: Request) -> Iterator[Row]:
     results_of = request.interleaved({name: partial(run_side, name, request) for name in request.chosen(here)})
     seconds = {name: [one["median_s"] for one in results] for name, results in results_of.items()}
     for name, results in results_of.items():
+        shares = [share for one in results for share in one["shares"]]  # of all steps of all rounds
+        quantiles = ratios(shares, [1] * len(shares)) if shares else {}
         yield request.row(
             name,
             seconds[name],
             peak_bytes=int(max(one["peak_bytes"] for one in results)),
             tokens_per_s=request.sizes["rows"] * request.sizes["context"] / statistics.median(seconds[name]),
             **(ratios(seconds[name], seconds["ours"]) if "ours" in seconds else {}),
-            **_shares([share for one in results for share in one["shares"]]),
+            **{name.replace("ratio", "matmul_share"): value for name, value in quantiles.items()},
         )
-
-
-def _shares(shares: Sequence[float]) -> dict[str, float]:
-    """Median, 20th and 80th percentile over all steps of all rounds, as fields of a row."""
-    return (
-        {f"matmul_share{name[5:]}": value for name, value in ratios(shares, [1] * len(shares)).items()}
-        if shares
-        else {}
-    )
 
 
 def lacking(name: str, device: str) -> str:
@@ -162,16 +154,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
 # ---- the sides, each in a process of its own
 
 
-class Steps:
-    """Times the steps after the warm-up and, on a CPU, the matmuls alone after each of them.
-
-    Args:
-        model: Of the steps.
-        sizes: Of the model and the batch.
-        dtype: Of the steps.
-        device: ``cpu`` or ``cuda``.
-        cuts_head: See :func:`matmuls_of`.
-    """
+class Steps(Callback):
+    """Times the steps after the warm-up and, on a CPU, the matmuls alone after each of them (:func:`matmuls_of`)."""
 
     def __init__(self, model: Any, sizes: Sizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
         matmul_dtype = torch.bfloat16 if dtype.startswith("bf") else torch.float32
@@ -181,8 +165,8 @@ class Steps:
         self.warm_up = WARM_UP[device]
         self._high_water = 0
 
-    def end(self) -> None:
-        """A step has ended; the next one begins when this returns."""
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """A step has ended, of the Trainer or of a plain loop; the next one begins when this returns."""
         self._done += 1
         self._clock.mark(f"step {self._done}")  # nothing for the first one
         if self._done > self.warm_up and self._device == "cpu":
@@ -196,22 +180,12 @@ class Steps:
 
     def found(self, peak_bytes: int) -> Found:
         """What was measured; the peak is that of a GPU's allocator."""
-        gpu = evidence.state_of_gpu() if self._device == "cuda" else {}  # before it has caught up
+        gpu = state_of_gpu() if self._device == "cuda" else {}  # before it has caught up
         now(self._device)
         taken = self._clock.take()
         kinds = ([s for name, s in taken.items() if name.startswith(kind)] for kind in ("step", "matmuls"))
         seconds, matmul_seconds = kinds
         return Found(seconds[self.warm_up - 1 :], matmul_seconds, self._high_water or peak_bytes, gpu)
-
-
-class _StepEnds(Callback):
-    """Tells ``Steps`` of the Trainer's."""
-
-    def __init__(self, steps: Steps) -> None:
-        self.steps = steps
-
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self.steps.end()
 
 
 def ours(
@@ -244,7 +218,7 @@ def ours(
             trainer = Trainer(
                 precision=PRECISIONS.get(dtype, dtype),
                 default_root_dir=name,
-                callbacks=[_StepEnds(timed), *callbacks, profiler],
+                callbacks=[timed, *callbacks, profiler],
                 max_steps=WARM_UP[device] + steps,
                 accelerator=device,
                 devices=1,
@@ -258,82 +232,58 @@ def ours(
     return timed.found(int(profiler.highest_gib * GIB))
 
 
-def transformers(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _transformers(sizes: Sizes) -> tuple[Any, LossOf]:
     """``LlamaForCausalLM`` of the installed transformers, which shifts the labels itself."""
-    model = llama(model_config(sizes), use_cache=False)
-
-    def loss(run: Any, ids: torch.Tensor, targets: torch.Tensor) -> Any:
-        return run(input_ids=ids, labels=ids).loss
-
-    return _plain_loop(model, loss, sizes, dtype, device, steps, compiled=compiled, fused=True)
+    return llama(model_config(sizes), use_cache=False), lambda run, ids, _: run(input_ids=ids, labels=ids).loss
 
 
-def liger(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _liger(sizes: Sizes) -> tuple[Any, LossOf]:
     """The same, with Liger-Kernel's norm, rotation, MLP, and head with loss."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
     apply_liger_kernel_to_llama()
-    return transformers(sizes, dtype, device, steps, compiled=compiled)
+    return _transformers(sizes)
 
 
-def nanogpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _nanogpt(sizes: Sizes) -> tuple[Any, LossOf]:
     """``PlainGPT``, whose MLP has as many parameters as the others'."""
-    return _plain_loop(
-        PlainGPT(model_config(sizes)), _call, sizes, dtype, device, steps, compiled=compiled, fused=device == "cuda"
-    )
+    return PlainGPT(model_config(sizes)), lambda run, ids, targets: run(ids, targets)
 
 
-def _call(run: Any, ids: torch.Tensor, targets: torch.Tensor) -> Any:
-    return run(ids, targets)
-
-
-def litgpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _litgpt(sizes: Sizes) -> tuple[Any, LossOf]:
     """The model and the loss of litgpt, as its ``pretrain`` puts them together."""
     from litgpt.config import Config
     from litgpt.model import GPT
     from litgpt.utils import chunked_cross_entropy
 
-    config = Config(
-        **{field: sizes[name] for field, name in LITGPT.items()},
-        norm_class_name="RMSNorm",
-        mlp_class_name="LLaMAMLP",
-        rotary_percentage=1.0,
-        parallel_residual=False,
-        bias=False,
-    )
-
-    def loss(run: Any, ids: torch.Tensor, targets: torch.Tensor) -> Any:
-        return chunked_cross_entropy(run(ids), targets, chunk_size=0)
-
-    return _plain_loop(GPT(config), loss, sizes, dtype, device, steps, compiled=compiled, fused=device == "cuda")
+    parts = {"norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP", "rotary_percentage": 1.0}
+    named = {field: sizes[name] for field, name in LITGPT.items()}
+    model = GPT(Config(**named, **parts, parallel_residual=False, bias=False))
+    return model, lambda run, ids, targets: chunked_cross_entropy(run(ids), targets, chunk_size=0)
 
 
-def _plain_loop(
-    model: Any, loss: LossOf, sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool, fused: bool
-) -> Found:
+PLAIN = {"transformers": _transformers, "liger": _liger, "litgpt": _litgpt, "nanogpt": _nanogpt}
+
+
+def plain_loop(side: str, sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """Each step of the plain loop of a side's users."""
+    model, loss = PLAIN[side](sizes)
     run = torch.compile(model) if compiled else model
     model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
-
-    def step() -> None:
-        ids = torch.randint(sizes["vocab"], (sizes["rows"], sizes["context"]), device=device)
-        plain_step(lambda: loss(run, ids, ids.roll(-1, 1)), model, optimizer, device=device, dtype=dtype)
-        optimizer.zero_grad()
-
+    is_fused = device == "cuda" or side in ("transformers", "liger")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=is_fused)
     timed = Steps(model, sizes, dtype, device)
     for _ in range(timed.warm_up + steps):
-        step()
-        timed.end()
+        ids = torch.randint(sizes["vocab"], (sizes["rows"], sizes["context"]), device=device)
+        plain_step(partial(loss, run, ids, ids.roll(-1, 1)), model, optimizer, device=device, dtype=dtype)
+        optimizer.zero_grad()
+        timed.on_train_batch_end()
     return timed.found(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
 
 
 SIDES: dict[str, Callable[..., Found]] = {
-    "ours": ours,
-    "ours as one": partial(ours, scope="model"),
-    "transformers": transformers,
-    "liger": liger,
-    "litgpt": litgpt,
-    "nanogpt": nanogpt,
+    **{"ours": ours, "ours as one": partial(ours, scope="model")},
+    **{side: partial(plain_loop, side) for side in PLAIN},
 }
 
 
@@ -353,7 +303,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         job["sizes"], job["dtype"], device, job["steps"], compiled=job["compiled"]
     )
     shares = [one / step for one, step in zip(alone, seconds, strict=False)]
-    ran = {**evidence.compiled_code(), **evidence.attention(job["sizes"], job["dtype"], device), **gpu}
+    ran = {**compiled_code(), **attention(job["sizes"], job["dtype"], device), **gpu}
     return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares, "ran": ran}
 
 

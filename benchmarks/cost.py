@@ -9,7 +9,6 @@ through the logarithms: 0 where the cost per token stays, 1 where it grows in pr
 import gc
 import importlib.util
 import math
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +20,13 @@ import torch
 from torch import Tensor
 
 from benchmarks import start_up
+from benchmarks.parts import doubled
 from benchmarks.steps import plain_step
 from lightning_llm.bench.harness import Bench, Request, step_peak_bytes, timed_rows
 from lightning_llm.bench.plots import LOWER, lines, panels
 from lightning_llm.bench.rows import MIB, Columns, Row
 from lightning_llm.bench.workloads import HEAD_DIM, llama, model_config
 from lightning_llm.io.charts import chart, legend
-from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 
 BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
@@ -80,14 +79,13 @@ def parse(text: str) -> tuple[str, list[int]] | None:
     """
     if text in (STARTUP, COMPILE):
         return None
-    match = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
+    axis, values = doubled(text)
     wanted = f"one of {', '.join(BASE)} with two sizes, the second at least twice the first, such as context=256-2048"
-    if match is None or match[1] not in BASE or int(match[3]) < 2 * int(match[2]):
+    if axis not in BASE or len(values) < 2:
         raise ValueError(f"shapes {text!r} must be {wanted}; or {STARTUP}, or {COMPILE}")
-    first, last = int(match[2]), int(match[3])
-    if match[1] == "width" and first % HEAD_DIM:
+    if axis == "width" and values[0] % HEAD_DIM:
         raise ValueError(f"shapes {text!r}: a width must be a multiple of {HEAD_DIM}, the width of a head")
-    return match[1], [first * 2**power for power in range((last // first).bit_length())]
+    return axis, values
 
 
 def slope(values: Sequence[float], costs: Sequence[float]) -> float:
@@ -134,38 +132,26 @@ class _Step:
         named = {"hidden": sizes["width"], "layers": sizes["depth"], "intermediate": intermediate}
         config = model_config({**sizes, **named})
         windows = torch.randint(sizes["vocab"], (sizes["batch"], sizes["context"] + 1)).to(device)
-        self.ids, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        self.model, self.loss = _ours(config) if variant == "ours" else _transformers(config)
+        self.batch = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        self.loss: Callable[[Tensor, Tensor], Any]
+        if variant == "ours":
+            self.model = model = LanguageModel(config)
+            model.configure_model()
+            self.loss = lambda ids, targets: model.loss({"input_ids": ids, "targets": targets})
+        else:
+            self.model = theirs = llama(config, use_cache=False)
+            self.loss = lambda ids, targets: theirs(input_ids=ids, shift_labels=targets, labels=targets).loss
         self.model.to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
 
     def __call__(self) -> None:
-        loss = partial(self.loss, self.ids, self.targets)
+        loss = partial(self.loss, *self.batch)
         plain_step(loss, self.model, self.optimizer, device=self.device, dtype=self.dtype)
         self.optimizer.zero_grad()
 
     def peak_bytes(self) -> int:
         """The most that a step holds beyond weights, optimizer state and batch."""
-        return step_peak_bytes(self, self.model, self.optimizer, (self.ids, self.targets))
-
-
-LossOf = Callable[[Tensor, Tensor], Any]
-
-
-def _ours(config: ModelConfig) -> tuple[Any, LossOf]:
-    model = LanguageModel(config)
-    model.configure_model()
-    return model, lambda ids, targets: model.loss({"input_ids": ids, "targets": targets})
-
-
-def _transformers(config: ModelConfig) -> tuple[Any, LossOf]:
-    model = llama(config, use_cache=False)
-    return model, lambda ids, targets: model(input_ids=ids, shift_labels=targets, labels=targets).loss
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """The sizes that were not varied."""
-    return ["what is not varied: " + ", ".join(f"{name} {value}" for name, value in BASE.items())]
+        return step_peak_bytes(self, self.model, self.optimizer, self.batch)
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
@@ -208,7 +194,7 @@ BENCH = Bench(
     parse=parse,
     dtypes=("float32", "bfloat16"),  # the second by autocast
     columns=COLUMNS,
-    notes=notes,
+    notes=lambda rows: ["what is not varied: " + ", ".join(f"{name} {value}" for name, value in BASE.items())],
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.data_process import Measured, measured
+from benchmarks.data_process import measured
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
@@ -22,6 +22,7 @@ from lightning_llm.bench.rows import Columns, Row, columns
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.cuts import cut_at_newlines
 from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.units import UNITS
 
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
 COLUMNS: Columns = {
@@ -32,7 +33,6 @@ COLUMNS: Columns = {
 }
 draw = bar_plot(Measure("bytes_per_s", 1e-6, f"MB/s of text{HIGHER}"), log=True)
 
-_UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 _BPE_PART = 8
 _MOST_ROUNDS = 3  # a round takes seconds to minutes
 
@@ -49,9 +49,10 @@ def run(request: Request) -> Iterator[Row]:
         sizes = {variant: size if variant in whole else max(1, size // _BPE_PART) for variant in variants}
         for length in set(sizes.values()):
             _make_text(folder / f"{length}.txt", unit, length)
-        runs = {variant: partial(_in_process, variant, folder, sizes[variant]) for variant in variants}
+        jobs = {variant: [(variant, folder, sizes[variant])] for variant in variants}
+        runs = {variant: partial(in_fresh_processes, measured, job, name=variant) for variant, job in jobs.items()}
         taken = request.interleaved(runs, min(request.rounds, _MOST_ROUNDS))
-    seconds = {variant: statistics.median(each.seconds for each in runs) for variant, runs in taken.items()}
+    seconds = {variant: statistics.median(each.seconds for (each,) in runs) for variant, runs in taken.items()}
     for variant, results in taken.items():
         yield request.row(
             variant,
@@ -59,8 +60,8 @@ def run(request: Request) -> Iterator[Row]:
             dtype="uint16",
             total_s=seconds[variant],
             ratio=seconds["tokenizers"] / seconds["bpe"] if variant == "bpe" and "tokenizers" in seconds else None,
-            resident_bytes=max(each.resident_bytes for each in results),
-            tokens_per_s=results[0].tokens / seconds[variant],
+            resident_bytes=max(each.resident_bytes for (each,) in results),
+            tokens_per_s=results[0][0].tokens / seconds[variant],
             bytes_per_s=None if variant == "batches" else sizes[variant] / seconds[variant],
         )
 
@@ -70,7 +71,7 @@ def parse(text: str) -> int:
     match = re.fullmatch(r"([1-9][0-9]*)(MiB|GiB)", text)
     if match is None:
         raise ValueError(f"shapes {text!r} is no size of text, such as 256MiB or 4GiB")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(match[1]) * UNITS[match[2]]
 
 
 def _make_text(file: Path, unit: bytes, size: int) -> None:
@@ -79,10 +80,6 @@ def _make_text(file: Path, unit: bytes, size: int) -> None:
         for _ in range(whole):
             out.write(unit)
         out.write(unit[:rest].decode("utf-8", errors="ignore").encode().ljust(rest))
-
-
-def _in_process(variant: str, folder: Path, size: int) -> Measured:
-    return in_fresh_processes(measured, [(variant, folder, size)], name=variant)[0]
 
 
 BENCH = Bench(

@@ -41,14 +41,9 @@ _OF_JOBS = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_"
 
 
 class Ended(NamedTuple):
-    """How a process ended.
+    """How a process ended, after how many seconds, what it wrote, and how far it came by its notes.
 
-    Attributes:
-        status: Its exit status, or minus the signal; ``None``: it did not end, and was killed at the time limit.
-        seconds: How long it ran.
-        out: What it wrote.
-        error: What it wrote to the standard error.
-        notes: How far it came.
+    The status is minus the signal that killed it; ``None``: it did not end, and was killed at the time limit.
     """
 
     status: int | None
@@ -69,13 +64,10 @@ class Forker:
             self._parent.submit(_check_single_thread)  # starts it
 
     def run(self, children: Sequence[Mapping[str, Any]], time_limit_s: float) -> list[Ended]:
-        """Run processes at the same time.
+        """Run processes at the same time; those that have not ended by the time limit are killed.
 
-        Args:
-            children: For each ``folder``, ``words`` of the command line, ``threads`` that compute, ``environment`` on
-                top of the parent's, ``effects`` (see ``inject``), and ``kill_after_s`` from the moment in them, or
-                null.
-            time_limit_s: Processes that have not ended by then are killed.
+        Each child has a ``folder``, ``words`` of the command line, ``threads`` that compute, an ``environment`` on top
+        of the parent's, ``effects`` (see ``inject``), and ``kill_after_s`` from the moment in them, or ``None``.
 
         Raises:
             RuntimeError: The process that forks has ended.
@@ -100,39 +92,49 @@ def _import_everything() -> None:
 
 
 def _run(children: Sequence[Mapping[str, Any]], time_limit_s: float) -> list[Ended]:
-    running: list[_Child] = []
-    for child in children:
-        _check_single_thread()
-        pipes = [os.pipe() for _ in range(3)]  # not files: a full disk must not swallow what is said of it
-        process = os.fork()
-        if not process:
-            _train(child, *(writes for _, writes in pipes))
-        for _, writes in pipes:
-            os.close(writes)
-        running.append(_Child(process, [reads for reads, _ in pipes], child["kill_after_s"]))
-    return _wait(running, time_limit_s)
+    running = [_Child(child, time_limit_s) for child in children]
+    start, speaking = time.monotonic(), {pipe: child for child in running for pipe in child.heard}
+    while speaking:
+        for pipe in select.select(list(speaking), [], [])[0]:
+            child = speaking[pipe]
+            if not child.hear(pipe):
+                os.close(pipe)
+                del speaking[pipe]
+            if not speaking.keys() & child.heard.keys():
+                child.status = os.waitstatus_to_exitcode(os.waitpid(child.process, 0)[1])
+                child.seconds = time.monotonic() - start
+    return [child.ended() for child in running]
 
 
 class _Child:
-    def __init__(self, process: int, pipes: list[int], kill_after_s: float | None) -> None:
-        self.process, self.pipes, self.kill_after_s = process, pipes, kill_after_s
-        self.heard = dict.fromkeys(pipes, b"")
-        self.status: int | None = None
-        self.seconds = 0.0
+    """A run, and what it has written by pipe: its output, its errors, its notes."""
+
+    def __init__(self, told: Mapping[str, Any], time_limit_s: float) -> None:
+        _check_single_thread()
+        pipes = [os.pipe() for _ in range(3)]  # not files: a full disk must not swallow what is said of it
+        self.process, self.kill_after_s = os.fork(), told["kill_after_s"]
+        if not self.process:
+            signal.setitimer(signal.ITIMER_REAL, time_limit_s)
+            _train(told, *(writes for _, writes in pipes))
+        for _, writes in pipes:
+            os.close(writes)
+        self.heard = {reads: b"" for reads, _ in pipes}
+        self.status, self.seconds = 0, 0.0
 
     def hear(self, pipe: int) -> bool:
-        """Read what has come; False at the end."""
+        """Read what has come, and kill the run at its moment; False at the end."""
         content = os.read(pipe, 1 << 16)
         self.heard[pipe] += content
-        if pipe == self.pipes[2] and self.kill_after_s is not None and f"{MOMENT}\n".encode() in self.heard[pipe]:
+        if pipe == list(self.heard)[2] and self.kill_after_s is not None and f"{MOMENT}\n".encode() in content:
             time.sleep(self.kill_after_s)
-            self.kill_after_s = None
             os.kill(self.process, signal.SIGKILL)
         return bool(content)
 
-    def ended(self, *, is_late: bool) -> Ended:
-        out, error, notes = (self.heard[pipe].decode(errors="replace") for pipe in self.pipes)
-        return Ended(None if is_late else self.status, self.seconds, out, error, notes.splitlines())
+    def ended(self) -> Ended:
+        out, error, notes = (text.decode(errors="replace") for text in self.heard.values())
+        return Ended(
+            None if self.status == -signal.SIGALRM else self.status, self.seconds, out, error, notes.splitlines()
+        )
 
 
 def _command(words: Sequence[str]) -> int:
@@ -149,26 +151,6 @@ def _check_single_thread() -> None:
     tasks = Path("/proc/self/task")
     if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
         raise RuntimeError("the process that starts the runs has several threads: it cannot be forked safely")
-
-
-def _wait(running: Sequence[_Child], time_limit_s: float) -> list[Ended]:
-    """Hear all, kill at the moments and at the time limit."""
-    start, late = time.monotonic(), set[int]()
-    speaking = {pipe: child for child in running for pipe in child.pipes}
-    while speaking:
-        for pipe in select.select(list(speaking), [], [], 0.5)[0]:
-            child = speaking[pipe]
-            if not child.hear(pipe):
-                os.close(pipe)
-                del speaking[pipe]
-            if not speaking.keys() & set(child.pipes):
-                child.status = os.waitstatus_to_exitcode(os.waitpid(child.process, 0)[1])
-                child.seconds = time.monotonic() - start
-        if time.monotonic() - start > time_limit_s:
-            for process in {child.process for child in speaking.values()} - late:
-                os.kill(process, signal.SIGKILL)
-                late.add(process)
-    return [child.ended(is_late=child.process in late) for child in running]
 
 
 # ---- in a run

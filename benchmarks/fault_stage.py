@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
+from benchmarks.commands import last_line
+from benchmarks.digest import digest_of
 from benchmarks.fault_process import MOMENT, Ended, Forker
 from lightning_llm.checkpoints.names import BEST, step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
@@ -71,9 +73,9 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """What an undisturbed run ends with: parts of its checkpoint, the step of the best one, its curves."""
+    """What an undisturbed run ends with: digests of parts of its checkpoint, the step of the best one, its curves."""
 
-    checkpoint: dict[str, Any]
+    digests: dict[str, str]
     best_step: int
     curves: dict[str, list[tuple[int, float]]]
 
@@ -173,8 +175,8 @@ class Stage:
         """
         content = read_checkpoint(self.checkpoints[-1])
         best = read_checkpoint(self.newest_run / "checkpoints" / BEST)
-        parts = {name: content[name] for name in PARTS}
-        return Truth(parts, best["global_step"], _curves(self.newest_run))
+        digests = {name: digest_of(content[name]) for name in PARTS}
+        return Truth(digests, best["global_step"], _curves(self.newest_run))
 
     def compare(self, truth: Truth) -> None:
         """Note what differs from an undisturbed run."""
@@ -183,8 +185,8 @@ class Stage:
         except (ValueError, IndexError, KeyError) as error:
             self.problems.append(f"no result to compare: {type(error).__name__} {error}")
             return
-        for name, value in truth.checkpoint.items():
-            if not is_same(ours.checkpoint[name], value):
+        for name, digest in truth.digests.items():
+            if ours.digests[name] != digest:
                 self.problems.append(f"wrong result: {name} differs from the undisturbed run")
         if ours.best_step != truth.best_step:
             self.problems.append(f"wrong result: best.ckpt is of step {ours.best_step}, not {truth.best_step}")
@@ -220,20 +222,3 @@ def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(run))
     events.Reload()
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in CURVES}
-
-
-def is_same(first: Any, second: Any) -> bool:
-    """Whether two parts of checkpoints are the same, bit for bit."""
-    if torch.is_tensor(first):
-        return torch.is_tensor(second) and torch.equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(is_same(first[name], second[name]) for name in first)
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(is_same, first, second))
-    return bool(first == second)
-
-
-def last_line(text: str) -> str:
-    """The last one that is not empty."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

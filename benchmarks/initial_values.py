@@ -82,14 +82,7 @@ def run(request: Request) -> Iterator[Row]:
 
 
 def build(side: str, draw: str, vocab: int, seed: int) -> LanguageModel:
-    """A model of a side with its initial values.
-
-    Args:
-        side: One of ``SIDES``.
-        draw: One of ``DRAWS``.
-        vocab: Number of tokens.
-        seed: Of the initial values.
-    """
+    """A model of one of ``SIDES``, whose initial values come from the seed in one of the ways ``DRAWS``."""
     sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_hidden_layers": mup.LAYERS, "num_attention_heads": mup.HEADS}
     config = ModelConfig(vocab_size=vocab, max_position_embeddings=mup.CONTEXT, **sizes, **SIDES[side])
     model = LanguageModel(config, lambda parameters: AdamW(parameters, lr=LR))

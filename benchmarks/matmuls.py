@@ -26,13 +26,9 @@ class Matmul(NamedTuple):
 
 
 def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head: bool) -> list[Matmul]:
-    """Those of a step.
+    """Those of a step with the sizes of ``baselines``; all linear layers of the model count, the head among them.
 
-    Args:
-        model: Its linear layers count, the head among them.
-        sizes: Those of ``baselines``.
-        dtype: Of the matmuls.
-        cuts_head: Whether the logits are made a chunk at a time, as ours are.
+    ``cuts_head`` says whether the logits are made a chunk at a time, as ours are.
     """
     tokens, vocab, matmuls = sizes["rows"] * sizes["context"], sizes["vocab"], []
     for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):

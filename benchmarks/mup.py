@@ -14,17 +14,20 @@ point with ``mup``, or by less than two without.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.cost import slope
+from benchmarks.parts import doubled
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER
 from lightning_llm.bench.rows import Columns, Row
@@ -43,6 +46,7 @@ VALIDATION = 16  # batches
 CHECK_STEPS, CHECK_LR, CHECK_SEEDS = 5, 2**-8, range(4)
 STEPS, SEEDS = 100, range(2)
 RATES = [2 ** (-half / 2) for half in range(22, 9, -1)]  # 0.0005 to 0.03
+WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
 MOST_SLOPE, MOST_MOVED, LEAST_MOVED = 0.1, 1, 2
 COLUMNS: Columns = {
     "change, narrowest": (lambda row: row.changes and row.changes[0], 1, ".3g"),
@@ -61,14 +65,11 @@ def parse(text: str) -> tuple[str, list[int]]:
     Raises:
         ValueError: It is no such shape.
     """
-    match = re.fullmatch(r"(coordinates|transfer)=([1-9]\d*)-([1-9]\d*)", text)
-    if match is None or int(match[3]) < 2 * int(match[2]) or int(match[2]) % (2 * HEADS):
-        wanted = (
-            f"coordinates or transfer with two widths, multiples of {2 * HEADS}, the second twice the first or more"
-        )
-        raise ValueError(f"shapes {text!r} must be {wanted}, such as coordinates=64-512 or transfer=64-256")
-    narrow, wide = int(match[2]), int(match[3])
-    return match[1], [narrow * 2**power for power in range((wide // narrow).bit_length())]
+    name, widths = doubled(text)
+    if name not in ("coordinates", "transfer") or len(widths) < 2 or widths[0] % (2 * HEADS):
+        wanted = f"coordinates or transfer with two widths, multiples of {2 * HEADS}, the second twice the first"
+        raise ValueError(f"shapes {text!r} must be {wanted} or more, such as coordinates=64-512 or transfer=64-256")
+    return name, widths
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -140,14 +141,13 @@ def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterato
     for variant in request.chosen(VARIANTS):
         changes: dict[str, list[float]] = {}
         for width in widths:
-            mean_changes: dict[str, float] = {}
+            mean_changes: dict[str, float] = defaultdict(float)  # over seeds
             for seed in CHECK_SEEDS:
                 model = _model(width, variant, vocab, widths[0], CHECK_LR, seed)
                 before = _activations(model, shown)
                 train(model, draw_batches(tokens, CHECK_STEPS, seed + 1), CHECK_STEPS)
                 for part, after in _activations(model, shown).items():
-                    change = float((after - before[part]).abs().mean())
-                    mean_changes[part] = mean_changes.get(part, 0.0) + change / len(CHECK_SEEDS)
+                    mean_changes[part] += float((after - before[part]).abs().mean()) / len(CHECK_SEEDS)
             for part, change in mean_changes.items():
                 changes.setdefault(part, []).append(change)
         for part, own in changes.items():
@@ -158,25 +158,16 @@ def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterato
 def _activations(model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
     """What each part of the transformer returns, and the logits."""
     activations: dict[str, Tensor] = {}
-    with _watched(model.transformer, activations):
+
+    def note(part: nn.Module, args: Any, out: Tensor, name: str) -> None:
+        activations[name] = out
+
+    with ExitStack() as hooks:
+        for name, part in model.transformer.named_modules():
+            if WATCHED.fullmatch(name):
+                hooks.enter_context(part.register_forward_hook(partial(note, name=name)))
         model(batch["input_ids"])
     return activations
-
-
-@contextmanager
-def _watched(transformer: nn.Module, activations: dict[str, Tensor]) -> Iterator[None]:
-    names = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
-
-    def note(name: str) -> Any:
-        return lambda module, args, out: activations.update({name: out})
-
-    watched = [(name, part) for name, part in transformer.named_modules() if names.fullmatch(name)]
-    handles = [part.register_forward_hook(note(name)) for name, part in watched]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # ---- transfer
@@ -197,7 +188,7 @@ def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[R
                     train(model, draw_batches(text, STEPS, seed + 1), STEPS)
                     losses.append(mean_loss(model, validation))
                 curves[variant, width].append(sum(losses) / len(losses))
-            places = [_best(curves[variant, each]) for each in (widths[0], width)]
+            places = [int(np.argmin(curves[variant, each])) for each in (widths[0], width)]
             yield request.row(
                 f"{variant}: {width}",
                 width=width,
@@ -214,10 +205,6 @@ def mean_loss(model: LanguageModel, batches: Sequence[Batch]) -> float:
     with torch.inference_mode():
         loss = sum(float(model.loss(batch)) for batch in batches) / len(batches)
     return loss if math.isfinite(loss) else math.log(model.architecture.vocab_size or 1)
-
-
-def _best(losses: Sequence[float]) -> int:
-    return min(range(len(losses)), key=losses.__getitem__)
 
 
 # ---- findings
@@ -240,8 +227,7 @@ def check(rows: Sequence[Row]) -> None:
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """Without ``mup`` on the left, with it on the right: change against width, loss against learning rate."""
-    kinds = [[row for row in rows if row.changes], [row for row in rows if row.losses]]
-    kinds = [own for own in kinds if own]
+    kinds = [own for field in ("changes", "losses") if (own := [row for row in rows if getattr(row, field)])]
     with chart(path, title, height=3.4 * len(kinds), rows=len(kinds), columns=2, sharey="row", **options) as axes:
         for line, own in zip(axes, kinds, strict=True):
             for axis, variant in zip(line, VARIANTS, strict=True):

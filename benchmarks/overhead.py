@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,6 @@ def run(request: Request) -> Iterator[Row]:
     taken = request.interleaved({name: partial(_overhead, name, steps, request.device) for name in variants})
     for name, seconds in taken.items():
         yield request.row(name, seconds, shape=f"{steps} steps", **ratios(seconds, next(iter(taken.values()))))
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """What a row measures."""
-    return ["time of a step outside forward, backward, clipping and optimizer"]
 
 
 def _overhead(variant: str, steps: int, device: str) -> float:
@@ -150,7 +145,7 @@ BENCH = Bench(
     sizes=("steps",),
     dtypes=("float32",),
     columns=columns("ms", "least", "most"),
-    notes=notes,
+    notes=lambda rows: ["time of a step outside forward, backward, clipping and optimizer"],
     draw=draw,
     files=("lightning_llm/training", "lightning_llm/data/batches.py"),
 )

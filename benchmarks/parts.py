@@ -1,8 +1,11 @@
 """Benchmarks of several parts: a shape is the name of one, and its rows say what should not be."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+from lightning_llm.bench.plots import Measure, bar_plot
 from lightning_llm.bench.rows import Row
 
 Part = TypeVar("Part")
@@ -19,7 +22,26 @@ def named(parts: Mapping[str, Part]) -> Callable[[str], Part]:
     return parse
 
 
+def doubled(text: str) -> tuple[str, list[int]]:
+    """``width=64-512`` as the name and the sizes, each twice the one before; none if it is no such shape."""
+    match = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
+    if match is None:
+        return "", []
+    first, last = int(match[2]), int(match[3])
+    return match[1], [first * 2**power for power in range((last // first).bit_length())]
+
+
 def check(rows: Sequence[Row]) -> None:
     """Fail with the ``problems`` of all rows, if there are any."""
     if problems := [problem for row in rows for problem in row.problems or ()]:
         raise RuntimeError("; ".join(problems))
+
+
+def bars(*measures: Measure) -> Callable[..., None]:
+    """What draws bars of the first of the measures that a row has, a row of axes for each part."""
+
+    def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+        shown = next(one for one in measures if any(getattr(row, one.field) is not None for row in rows))
+        bar_plot(shown, by=("shape",))(rows, path, title, **options)
+
+    return draw

@@ -37,15 +37,7 @@ def draw_frontier(rows: Sequence[Row], path: Path, title: str, **options: Any) -
 
 
 def draw_verdicts(report: Mapping[str, Any], path: Path, title: str, names: Mapping[str, str], **options: Any) -> None:
-    """The differences of an experiment's variants.
-
-    Args:
-        report: Of the experiment.
-        path: Where the plot is written.
-        title: Above it.
-        names: The variants from the top, each with its label.
-        options: Of :func:`chart`.
-    """
+    """The differences of an experiment's variants, from the top those of ``names``, each with its label."""
     variants = {label: report["variants"][name] for name, label in names.items()}
     with chart(path, title, height=0.6 * len(names) + 0.5, **options) as axes:
         forest(axes[0], {**report, "variants": variants})

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.steps import process_group, seconds_of
+from benchmarks.steps import LossModule, plain_step, process_group, seconds_of
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, lines, panels
 from lightning_llm.bench.processes import in_fresh_processes
@@ -54,7 +54,11 @@ def run(request: Request) -> Iterator[Row]:
     """A row for each number of processes; ``variants`` are those numbers, by default powers of two."""
     most = torch.cuda.device_count() if request.device == "cuda" else (os.cpu_count() or 1)
     counts = _counts(request.variants, most)
-    yield from _rows(_launch(request.sizes, counts, request), counts, request)
+    with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
+        how = (request.sizes, counts, request.device, request.dtype, request.rounds)
+        jobs = [(str(Path(folder, "meeting")), rank, *how) for rank in range(counts[-1])]
+        of_first = in_fresh_processes(_take_part, jobs, name=request.bench)[0]
+    yield from _rows(of_first, counts, request)
 
 
 def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
@@ -65,18 +69,10 @@ def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
     return sorted({1, *map(int, variants)})
 
 
-def _launch(sizes: Sizes, counts: list[int], request: Request) -> Found:
-    """What process 0 of all found."""
-    with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
-        how = (request.device, request.dtype, request.rounds, str(Path(folder, "meeting")))
-        jobs = [(rank, sizes, counts, *how) for rank in range(counts[-1])]
-        return in_fresh_processes(_take_part, jobs, name=request.bench)[0]
-
-
-def _take_part(job: tuple[int, Sizes, list[int], str, str, int, str]) -> Found:
-    rank, sizes, counts, device, dtype, rounds, meeting = job
+def _take_part(job: tuple[str, int, Sizes, list[int], str, str, int]) -> Found:
+    meeting, rank, _, counts, device, *_ = job
     with process_group(rank, counts[-1], device, meeting):
-        return _measured(rank, sizes, counts, device, dtype, rounds)
+        return _measured(*job[1:])
 
 
 def _measured(rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int) -> Found:
@@ -115,31 +111,17 @@ def _model(sizes: Sizes) -> LanguageModel:
     return model
 
 
-class _Loss(torch.nn.Module):
-    """What DDP wraps: its forward is the loss."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.model.loss(batch)
-
-
 def _steps(sizes: Sizes, group: Any, device: str, dtype: str) -> Callable[[], None]:
     """A function that makes one optimizer step."""
-    loss: torch.nn.Module = _Loss(_model(sizes).to(device))
-    optimizer = loss.model.make_optimizer(list(loss.parameters()))  # type: ignore[union-attr, operator]
+    model = _model(sizes).to(device)
+    optimizer, batch = model.make_optimizer(list(model.parameters())), _batch(sizes, device)
+    loss: torch.nn.Module = LossModule(model.loss, model)
     if group is not None:
         loss = DistributedDataParallel(loss, process_group=group, gradient_as_bucket_view=True, static_graph=True)
-    batch = _batch(sizes, device)
 
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            value = loss(batch)
+        plain_step(partial(loss, batch), model, optimizer, device=device, dtype=dtype, clip=None)
         optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
 
     return step
 
@@ -201,9 +183,8 @@ def _rows(results: Found, counts: list[int], request: Request) -> Iterator[Row]:
         return made
 
     for count in counts:
-        yield row(
-            count, medians[count], f"{count}", results["wire"][count] if request.device == "cpu" and count > 1 else None
-        )
+        wire = results["wire"][count] if request.device == "cpu" and count > 1 else None
+        yield row(count, medians[count], f"{count}", wire)
     if len(counts) == 1:
         return
     most, size, alone = counts[-1], results["gradient_bytes"], medians[APART]

@@ -4,21 +4,17 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import parts
+from benchmarks.commands import ROOT, finish
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Row, columns
 
-ROOT = Path(__file__).parents[1]
 _CHAR = "shakespeare-char.yaml"
 # A run: its config, its seed (None: the config's own), and further options.
 RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
@@ -55,16 +51,8 @@ def fit(words: Sequence[str], folder: str, **environment: str) -> tuple[dict[str
 
     Returns:
         The content of ``summary.json``, and the seconds of the whole command.
-
-    Raises:
-        RuntimeError: It failed, with the last line that it wrote.
     """
-    command = [sys.executable, "-m", "lightning_llm", "fit", *words]
-    begun = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | environment)
-    seconds = time.perf_counter() - begun
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
+    _, seconds = finish("lightning_llm", "fit", *words, folder=folder, **environment)
     (summary,) = Path(folder).glob("runs/*/*/summary.json")
     return json.loads(summary.read_text(encoding="utf-8")), seconds
 

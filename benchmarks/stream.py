@@ -8,15 +8,14 @@ an idea because one pair is lower.
 The command fails if more than 5% of streams of normal differences have an adoption, or more than 10% of the others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import parts
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import Measure, bar_plot
+from lightning_llm.bench.plots import Measure
 from lightning_llm.bench.rows import Columns, Row
 from lightning_llm.statistics.estimates import Array
 from lightning_llm.statistics.stream import CONFIRMATION, StreamRule
@@ -116,12 +115,6 @@ def _true(request: Request) -> Iterator[Row]:
 PARTS = {"useless": _useless, "true": _true}
 
 
-def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """The share of streams with an adoption, or of true ideas that are adopted."""
-    field = "any" if rows[0].any is not None else "power"
-    bar_plot(Measure(field, 100, "%"), by=("shape",))(rows, path, title, **options)
-
-
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),
@@ -129,7 +122,7 @@ BENCH = Bench(
     devices=("cpu",),
     dtypes=("float32",),
     columns=COLUMNS,
-    draw=draw,
+    draw=parts.bars(Measure("any", 100, "%"), Measure("power", 100, "%")),
     files=("lightning_llm/statistics/stream.py",),
     check=parts.check,
 )

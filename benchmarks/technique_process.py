@@ -9,6 +9,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.steps import process_group, seconds_of
+from benchmarks.steps import LossModule, process_group, seconds_of
 from lightning_llm.bench.harness import step_peak_bytes
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.attention import CausalSelfAttention
@@ -132,31 +133,18 @@ def use_plain_operators(model: Transformer, operators: str) -> None:
                 setattr(parent, name, plain)
 
 
-class Loss(nn.Module):
-    """Mean cross-entropy of a model: what DDP wraps."""
-
-    def __init__(self, model: Transformer, settings: Settings) -> None:
-        super().__init__()
-        self.model, self.settings = model, settings
-
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """(batch, seq) twice -> scalar, float32."""
-        hidden = self.model(ids)
-        if self.settings.chunked_loss:
-            return linear_cross_entropy(hidden, self.model.lm_head.weight, targets)
-        return F.cross_entropy(self.model.logits(hidden).flatten(0, 1).float(), targets.flatten())
+def loss_of(model: Transformer, is_chunked: bool, ids: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, (batch, seq) twice -> scalar, float32."""
+    hidden = model(ids)
+    if is_chunked:
+        return linear_cross_entropy(hidden, model.lm_head.weight, targets)
+    return F.cross_entropy(model.logits(hidden).flatten(0, 1).float(), targets.flatten())
 
 
 class Training:
     """Whole training steps on one batch, which is the same for all techniques except for the repeated rows.
 
-    Args:
-        config: The model; its MLP is the technique's.
-        settings: Of the technique.
-        device: ``cpu`` or ``cuda``.
-        context: Tokens per row.
-        rows: Of the batch.
-        period: How many rows differ.
+    The MLP of the config is replaced by the technique's; ``context`` is tokens per row, ``period`` how many differ.
     """
 
     def __init__(
@@ -169,7 +157,7 @@ class Training:
         if settings.compiled:
             model.compile_blocks()
         self.model = model.to(device).train()
-        self.loss: nn.Module = Loss(model, settings)
+        self.loss: nn.Module = LossModule(partial(loss_of, model, settings.chunked_loss), model)
         if dist.is_initialized():
             self.loss = DistributedDataParallel(self.loss, gradient_as_bucket_view=True)
         self._initial = [weight.detach().clone() for weight in model.parameters()]
@@ -275,8 +263,7 @@ def most_rows(config: ModelConfig, settings: Settings, **sizes: Any) -> int:
     return rows
 
 
-def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """What one process finds: ``median_s``, ``peak_bytes``, ``resident_bytes`` and losses, if asked for."""
+def _measured(job: dict[str, Any]) -> dict[str, Any]:
     settings, config, device = job["settings"], job["config"], job["device"]
     sizes = {name: job[name] for name in ("device", "context", "rows")} | {"period": distinct_rows(job["first_rows"])}
     if job.get("look_for_rows"):
@@ -304,11 +291,11 @@ def most_apart(these: Sequence[float], those: Sequence[float]) -> float:
     return max(abs(one - other) for one, other in zip(these, those, strict=True))
 
 
-def measure_alone(job: dict[str, Any]) -> dict[str, Any]:
-    """As :func:`measure`, in a process of its own: with the allocator's settings, and the other devices."""
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """What one process finds: ``median_s``, ``peak_bytes``, ``resident_bytes`` and losses, if asked for."""
     if job["settings"].allocator and job["device"] != "cuda":
         keep_freed_memory()
     if job["world"] == 1:
-        return measure(job)
+        return _measured(job)
     with process_group(job["rank"], job["world"], job["device"], job["meeting"]):
-        return measure(job)
+        return _measured(job)

@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure_alone, most_apart
-from lightning_llm.accounting.counts import step_flops
-from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import Bench, Request, describe_machine
+from benchmarks.steps import utilization
+from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure, most_apart
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.rows import MIB, Columns, Row, columns, groups
@@ -140,7 +139,8 @@ class _Comparison:
             return result
 
         results = self.request.interleaved({name: partial(train, name) for name in chosen})
-        context, speeds = self.request.sizes["context"], dict[str, list[float]]()  # tokens per second of each round
+        context, device = self.request.sizes["context"], self.request.device
+        speeds = dict[str, list[float]]()  # tokens per second of each round
         losses, previous = checked[first]["exact_losses"], first
         for name, settings in chosen.items():
             tokens = batches[name] * context * self._devices(settings)
@@ -156,10 +156,10 @@ class _Comparison:
                 resident_bytes=max(one["resident_bytes"] for one in results[name]),
                 rows=batches[name],
                 ratio_to_first=_ratio(speeds[name], speeds[first]),
-                mfu=self._utilization(settings, speed),
+                mfu=utilization(self.config, context, speed / self._devices(settings), device, settings.precision),
                 losses=checked[name]["losses"],
                 loss_difference=most_apart(checked[name]["exact_losses"], losses),
-                loss_tolerance=self._tolerance(losses[0], checked[first], "float32"),
+                loss_tolerance=tolerance(self.config.num_hidden_layers, losses[0], checked[first]["shaken"]["float32"]),
                 notes=[*notes, *why],
             )
             previous = name
@@ -183,7 +183,7 @@ class _Comparison:
             job = {**job, "config": self.config, "settings": settings, "device": device, "world": world}
             job |= {"context": sizes["context"], "first_rows": sizes["rows"], "meeting": str(Path(folder, "meeting"))}
             jobs = [{**job, "rank": rank} for rank in range(world)]
-            return in_fresh_processes(measure_alone, jobs, name=name, environment=environment)[0]
+            return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
 
     def _check(self, name: str, settings: Settings, result: Found, first: str, lowest: Found) -> None:
         """Compare the losses with those of the first technique.
@@ -193,7 +193,7 @@ class _Comparison:
         """
         for which, precision in (("exact_losses", "float32"), ("losses", settings.precision)):
             for step, (loss, other) in enumerate(zip(result[which], lowest["exact_losses"], strict=True), start=1):
-                allowed = self._tolerance(other, lowest, precision)
+                allowed = tolerance(self.config.num_hidden_layers, other, lowest["shaken"][precision])
                 if not abs(loss - other) <= allowed:
                     raise RuntimeError(
                         f"{self.request.shape}: the loss of {name!r} at step {step} with matmuls in {precision} is "
@@ -201,19 +201,8 @@ class _Comparison:
                         f"{allowed:.2g}; its maths is not the same"
                     )
 
-    def _tolerance(self, loss: float, lowest: Found, precision: str) -> float:
-        return tolerance(self.request.sizes["layers"], loss, lowest["shaken"][precision])
-
     def _devices(self, settings: Settings) -> int:
         return self.count if settings.all_devices else 1
-
-    def _utilization(self, settings: Settings, tokens_per_s: float) -> float | None:
-        try:
-            peak = find_device(describe_machine(self.request.device)).flops.get(settings.precision)
-        except ValueError:  # no peak is known of it, a CPU for one
-            return None
-        flops = step_flops(self.config, tokens=1, context_length=self.request.sizes["context"]).model
-        return None if peak is None else flops * tokens_per_s / (peak * self._devices(settings))
 
 
 def _ratio(these: Sequence[float], those: Sequence[float]) -> float:

@@ -7,16 +7,19 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoint, runs
+from benchmarks.commands import ROOT
 from benchmarks.digest import digest
-from benchmarks.gpu.runner import GIB, Machine, Part, Task, installed, with_target
-from benchmarks.runs import ROOT, fit
+from benchmarks.gpu.runner import Machine, Part, Task, with_target
+from benchmarks.runs import fit
 from lightning_llm.bench import generate
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.io.units import GIB
 
 CONFIG = "shakespeare-char-gpu.yaml"
 COMPILED = "--model.compile_mode=default"
@@ -129,7 +132,7 @@ def _generation(machine: Machine) -> Iterator[Row]:
     dtype = "float32" if machine.dry_run else "bfloat16"
     request = machine.request(generate.BENCH, shape, dtype, rounds=3, budget_s=40.0)
     yield from generate.run(request)
-    if not installed("transformers"):
+    if not find_spec("transformers"):
         yield request.row("transformers", error="transformers is not installed", is_missing=True)
 
 

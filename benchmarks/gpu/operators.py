@@ -4,12 +4,10 @@ The five shapes are those of the course notebook, whose own figures for the larg
 parameters, input and gradients, as the notebook's does.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,16 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks import baselines
-from benchmarks.gpu.runner import GIB, Machine, Part, Task, installed, with_target
+from benchmarks.commands import ROOT, finish
+from benchmarks.gpu.runner import Machine, Part, Task, with_target
 from lightning_llm.accounting.memory import step_memory
 from lightning_llm.bench import loss, swiglu
 from lightning_llm.bench.harness import measure
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row, columns
 from lightning_llm.bench.workloads import model_config
+from lightning_llm.io.units import GIB
 
-ROOT = Path(__file__).parents[2]
 MLPS = ("standard", "notebook 0", "notebook 1", "checkpoint", "ours 0", "ours 1", "norm + standard", "ours 2", "liger")
 LOSSES = ("plain", "ours", "torch", "liger")
 LARGEST = "4x1024x4096x16384x5"
@@ -121,19 +120,19 @@ def tasks(machine: Machine) -> list[Task]:
 
 def _gpu_tests(machine: Machine) -> Iterator[Row]:
     """The outcome of every test that is marked ``gpu``; in a dry run of one file, whose tests are skipped."""
-    if not installed("pytest"):
+    if not find_spec("pytest"):
         yield machine.row("gpu tests", error="pytest is not installed", is_missing=True)
         return
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         report = Path(folder, "report.xml")
         options = ["-q", "-m", "gpu", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
-        arguments = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
-        arguments += map(str, files[-1:] if machine.dry_run else files)
-        plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a machine may have any plugins
-        done = subprocess.run(arguments, cwd=ROOT, env=plain, capture_output=True, text=True)
-        if not report.is_file():
-            raise RuntimeError((done.stderr.strip().splitlines() or done.stdout.splitlines() or ["no output"])[-1])
+        words = ["pytest", *options, f"--junitxml={report}", *map(str, files[-1:] if machine.dry_run else files)]
+        try:
+            finish(*words, folder=ROOT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # a machine may have any plugins
+        except RuntimeError:
+            if not report.is_file():  # else a test has failed
+                raise
         for case in ElementTree.parse(report).iter("testcase"):
             told = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
             outcome = "passed" if told is None else told.tag
@@ -144,7 +143,7 @@ def _gpu_tests(machine: Machine) -> Iterator[Row]:
 
 
 def _has_liger(machine: Machine) -> bool:
-    return machine.device == "cuda" and installed("liger_kernel")
+    return machine.device == "cuda" and bool(find_spec("liger_kernel"))
 
 
 def _mlps(machine: Machine, shape: str, dtype: str) -> Iterator[Row]:

@@ -15,13 +15,12 @@ import torch
 from lightning.pytorch import Callback
 
 from benchmarks import baselines
-from benchmarks.gpu.runner import GIB, Machine, Part, Task, with_target
-from lightning_llm.accounting.counts import step_flops
-from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import describe_machine
+from benchmarks.gpu.runner import Machine, Part, Task, with_target
+from benchmarks.steps import utilization
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Columns, Row, columns
-from lightning_llm.bench.workloads import Sizes, model_config
+from lightning_llm.bench.workloads import model_config
+from lightning_llm.io.units import GIB
 from lightning_llm.measure.timer import now
 
 SHAPES = {"124 M": "12x12x768x2048x1024x32x50304", "1.3 B": "24x16x2048x5504x2048x4x50304"}
@@ -128,19 +127,11 @@ def _step(
     result = baselines.run_side(side, request, environment)
     tokens = request.sizes["rows"] * request.sizes["context"]
     speed = tokens / result["median_s"]
-    share = utilization(request.sizes, speed, machine.device, "tf32" if environment else dtype)
+    config, context = model_config(request.sizes), request.sizes["context"]
+    share = utilization(config, context, speed, machine.device, "tf32" if environment else dtype)
     peak = int(result["peak_bytes"])
     fields |= {"mfu": share, "peak_bytes": peak, "ran": result["ran"]}
     yield request.row(variant, [result["median_s"]], tokens_per_s=speed, **fields)
-
-
-def utilization(sizes: Sizes, tokens_per_s: float, device: str, dtype: str) -> float | None:
-    """The share of the device's peak that the model's FLOPs take; ``None`` for a device whose peak is not known."""
-    try:
-        peak = find_device(describe_machine(device)).flops[dtype]
-    except (ValueError, KeyError):
-        return None
-    return step_flops(model_config(sizes), tokens=1, context_length=sizes["context"]).model * tokens_per_s / peak
 
 
 class _Profiled(Callback):

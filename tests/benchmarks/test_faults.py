@@ -12,8 +12,8 @@ from torch.utils.tensorboard import SummaryWriter
 from benchmarks import fault_process
 from benchmarks.__main__ import main
 from benchmarks.fault_process import Ended
-from benchmarks.fault_rounds import ROUNDS
 from benchmarks.fault_stage import CURVES, Stage, Truth
+from benchmarks.faults import ROUNDS
 from lightning_llm.checkpoints.archives import write_atomically
 
 LATE, IN_TRAIN = 5, 2  # seeds: of a NaN when something is saved; of a bit in train.bin before the run

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import steps
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import end_to_end, operators, runner, training
 from benchmarks.gpu.__main__ import main
@@ -181,8 +182,8 @@ def test_the_parts_measure_what_they_should():
     assert names[operators].index("gpu tests") == 0
     assert {f"MLP {shape} float32" for shape in swiglu.BENCH.named_shapes["notebook"]} < set(names[operators])
     assert operators.LARGEST in swiglu.BENCH.named_shapes["notebook"]
-    steps = {f"{model}, {side}, round 1" for model, sides in training.SIDES.items() for side in sides}
-    assert steps < set(names[training])
+    first_round = {f"{model}, {side}, round 1" for model, sides in training.SIDES.items() for side in sides}
+    assert first_round < set(names[training])
     for part in (*names, end_to_end):
         tasks = part.tasks(Machine(inputs=Path()))
         assert len({task.name for task in tasks}) == len(tasks)
@@ -234,13 +235,13 @@ def test_kernels_are_grouped_by_kind(kernel, kind):
 
 
 def test_utilization_counts_the_flops_of_the_model(monkeypatch):
-    sizes = sizes_of(training.SHAPES["124 M"], training.baselines.BENCH.sizes, "")
-    monkeypatch.setattr(training, "describe_machine", lambda device: "NVIDIA H100 80GB HBM3")
+    config = model_config(sizes_of(training.SHAPES["124 M"], training.baselines.BENCH.sizes, ""))
+    monkeypatch.setattr(steps, "describe_machine", lambda device: "NVIDIA H100 80GB HBM3")
     matrices = 12 * (4 * 768**2 + 3 * 768 * 2048) + 768 * 50304
     flops = 6 * matrices + 12 * 12 * 768 * 1024  # all pairs of positions
-    assert training.utilization(sizes, 1e6, "cuda", "bfloat16") == pytest.approx(1e6 * flops / 989.5e12)
-    monkeypatch.setattr(training, "describe_machine", lambda device: "a toaster")
-    assert training.utilization(sizes, 1e6, "cuda", "bfloat16") is None
+    assert steps.utilization(config, 1024, 1e6, "cuda", "bfloat16") == pytest.approx(1e6 * flops / 989.5e12)
+    monkeypatch.setattr(steps, "describe_machine", lambda device: "a toaster")
+    assert steps.utilization(config, 1024, 1e6, "cuda", "bfloat16") is None
 
 
 def test_the_plain_gpt_has_the_matrices_of_ours():
