@@ -50,6 +50,7 @@ LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 MLPS = {"relu": {"model.architecture.mlp": "relu"}, "gelu": {"model.architecture.mlp": "gelu"}}
 NORM = {"layernorm": {"model.architecture.norm": "layernorm"}}
+SHOWN = (("found", 1, "share of verdicts"), ("runs_per_hour", 1, "runs per hour"), ("runs", 1, "runs"))
 SAVING = {STEPS: 400, INTERVAL: 40}  # a kill may hit training and saving
 COLUMNS: Columns = {
     **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
@@ -73,11 +74,6 @@ class Way(NamedTuple):
 
     at: Sequence[int]
     looks: tuple[int, ...] = ()
-
-    @property
-    def design(self) -> Design:
-        """The product's design with these looks."""
-        return Design(ALPHA, self.looks)
 
 
 PLANNED = Design(ALPHA, LOOKS)
@@ -130,7 +126,8 @@ def predicted(way: Way, effect: float) -> float:
 
     For one look, it is that of the noncentral t distribution; for several, the share of seeded normal paths.
     """
-    critical, last = [way.design.rule(pairs).critical(ALPHA) for pairs in way.at], way.at[-1]
+    design, last = Design(ALPHA, way.looks), way.at[-1]
+    critical = [design.rule(pairs).critical(ALPHA) for pairs in way.at]
     if len(way.at) == 1:
         upper, lower = (special.nctdtr(last - 1, sign * effect * math.sqrt(last), -critical[0]) for sign in (-1, 1))
         return float(upper if effect else upper + lower)
@@ -148,11 +145,11 @@ def drawn(losses: Array, count: int, effect: float) -> Iterator[tuple[list[float
         yield list(losses[chosen, 0]), list(variant)
 
 
-def _shares(request: Request, effect: float, count: int, tolerance: float) -> Iterator[Row]:
+def _shares(request: Request, effects: Sequence[float], count: int, tolerance: float) -> Iterator[Row]:
     losses = pool()
     facts: dict[str, Any] = {"sd": float(np.std(losses[:, 1] - losses[:, 0], ddof=1)), "seeds": len(losses)}
     facts["correlation"] = correlation(list(losses[:, 0]), list(losses[:, 1])) or 0.0
-    for name in [name for name in WAYS if name != PEEKING or not effect]:
+    for effect, name in [(effect, name) for effect in effects for name in WAYS if name != PEEKING or not effect]:
         way, label = WAYS[name], f"{name}, {effect:g} sd" if effect else name
         ended = [judged(way, *both) for both in drawn(losses, count, effect)]
         share = sum(word == BETTER if effect else word != UNDECIDED for word, _ in ended) / count
@@ -162,15 +159,6 @@ def _shares(request: Request, effect: float, count: int, tolerance: float) -> It
         shares["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
         pairs = sum(pairs for _, pairs in ended) / count
         yield request.row(label, **shares, pairs=pairs, effect=effect, comparisons=count, **facts)
-
-
-def _null(request: Request) -> Iterator[Row]:
-    yield from _shares(request, 0.0, NULLS, NULL_TOLERANCE)
-
-
-def _power(request: Request) -> Iterator[Row]:
-    for effect in EFFECTS:
-        yield from _shares(request, effect, PLANTED, POWER_TOLERANCE)
 
 
 # ---- whole experiments
@@ -234,10 +222,11 @@ def _workers(request: Request) -> Iterator[Row]:
         yield request.row("four workers", runs=runs, workers=sum(one.taken()), experiments=1)
 
 
-PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers}
-PARTS |= {"throughput": throughput, **ablate_looks.PARTS}
-
-
+PARTS = {
+    "null": lambda request: _shares(request, [0.0], NULLS, NULL_TOLERANCE),
+    "power": lambda request: _shares(request, EFFECTS, PLANTED, POWER_TOLERANCE),
+    **{"tuning": _tuning, "kills": _kills, "workers": _workers, "throughput": throughput, **ablate_looks.PARTS},
+}
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),
@@ -245,11 +234,7 @@ BENCH = Bench(
     devices=("cpu",),
     dtypes=("float32",),  # the precision is that of fit
     columns=COLUMNS,
-    draw=parts.bars(
-        Measure("found", 1, "share of verdicts"),
-        Measure("runs_per_hour", 1, "runs per hour"),
-        Measure("runs", 1, "runs"),
-    ),
+    draw=parts.bars(*(Measure(*each) for each in SHOWN)),
     files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
     check=parts.check,
 )

@@ -71,11 +71,10 @@ def run(request: Request) -> Iterator[Row]:
         yield request.row(
             name,
             rounds=len(group),
-            injected=sum(stage.injected for stage in group),
-            resumed=sum(stage.resumed > 0 for stage in group),
-            refused=sum(stage.refused > 0 for stage in group),
-            repeated_steps=max(stage.repeated_steps for stage in group),
-            lost_steps=max(stage.lost_steps for stage in group),
+            **{
+                field: sum(getattr(stage, field) > 0 for stage in group) for field in ("injected", "resumed", "refused")
+            },
+            **{field: max(getattr(one, field) for one in group) for field in ("repeated_steps", "lost_steps")},
             wrong=len(wrong[name]),
             problems=wrong[name],
             seconds=round(sum(stage.seconds for stage in group), 1),
@@ -97,12 +96,11 @@ def _stages(base: Path, drawn: Sequence[tuple[str, int]]) -> Iterator[tuple[str,
     data.mkdir()
     (data / "text.txt").write_text(made_up_text(), encoding="utf-8")
     with contextlib.closing(Forker()) as forker:
-        truths = {1: _truth(Stage(forker, base / "undisturbed-1", data))}
-        shutil.copytree(base / "undisturbed-1" / "store", data / "store")
+        truths = dict[int, Truth]()
         for name, seed in drawn:
             processes = 2 if name == "lost rank" else 1
-            if processes not in truths:
-                truths[processes] = _truth(Stage(forker, base / f"undisturbed-{processes}", data, processes))
+            for each in sorted({1, processes} - truths.keys()):
+                truths[each] = _undisturbed(Stage(forker, base / f"undisturbed-{each}", data, each), data)
             start, stage = time.perf_counter(), Stage(forker, base / f"round-{seed}", data, processes)
             ROUNDS[name](stage, random.Random(seed))
             stage.go_on()
@@ -115,10 +113,11 @@ def _stages(base: Path, drawn: Sequence[tuple[str, int]]) -> Iterator[tuple[str,
             yield name, seed, stage
 
 
-def _truth(stage: Stage) -> Truth:
+def _undisturbed(stage: Stage, data: Path) -> Truth:
     stage.go_on()
     if stage.problems or not stage.saved:
         raise RuntimeError(f"the undisturbed run went wrong: {'; '.join(stage.problems) or 'no checkpoint was seen'}")
+    shutil.copytree(stage.folder / "store", data / "store", dirs_exist_ok=True)
     return stage.truth()
 
 
@@ -207,10 +206,7 @@ def damaged_checkpoint(stage: Stage, rng: random.Random, damage: Damage, word: s
     whole = {path: path.read_bytes() for path in files}
     chosen = files if rng.random() < 0.25 else files[-1:]
     for path in chosen:
-        content = damage(whole[path], rng)
-        path.write_bytes(content)  # in place: best.ckpt may be the same file
-        stage.what += f" {word} {path.name} at {_difference(whole[path], content)} of {len(whole[path])};"
-    stage.injected = True
+        _spoil(stage, path, whole[path], damage, word, rng)
     good = [path for path in files if path not in chosen]
     ran = stage.fit()
     if ran.resumed_step is None:
@@ -237,10 +233,7 @@ def damaged_store(stage: Stage, rng: random.Random, damage: Damage, word: str) -
         stage.fit(kill=_in_some_step(rng))
     path = stage.folder / "store" / rng.choice(_STORE_FILES)
     whole = path.read_bytes()
-    content = damage(whole, rng)
-    path.write_bytes(content)
-    stage.what += f" {word} {path.name} at {_difference(whole, content)} of {len(whole)}"
-    stage.injected = True
+    _spoil(stage, path, whole, damage, word, rng)
     ran = stage.fit()
     if ran.status != 0 or path.suffix == ".bin":  # else: it may have been white space, and the result will tell
         stage.expect_refusal(ran, "token store store: ", "error: store/")
@@ -261,29 +254,29 @@ def _draw_moment(rng: random.Random, stage: Stage) -> dict[str, Any]:
     return {"on": on, "count": rng.randint(1, most), "after_s": after}
 
 
-def _cut(content: bytes, rng: random.Random) -> bytes:
-    return content[: rng.randrange(len(content))]
-
-
 def _flip(content: bytes, rng: random.Random) -> bytes:
-    flipped = bytearray(content)
-    # half of them in the last 5%: the index of an archive stands there
-    first = rng.choice([0, int(0.95 * len(content))])
-    flipped[rng.randrange(first, len(content))] ^= 1 << rng.randrange(8)
-    return bytes(flipped)
+    first = rng.choice([0, int(0.95 * len(content))])  # the index of an archive is in its last 5%
+    place = rng.randrange(first, len(content))
+    return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
 
 
-def _difference(whole: bytes, damaged: bytes) -> int:
-    return next((at for at, pair in enumerate(zip(whole, damaged, strict=False)) if pair[0] != pair[1]), len(damaged))
+def _spoil(stage: Stage, path: Path, whole: bytes, damage: Damage, word: str, rng: random.Random) -> None:
+    damaged = damage(whole, rng)
+    path.write_bytes(damaged)  # in place: best.ckpt may be the same file
+    place = next((at for at, pair in enumerate(zip(whole, damaged, strict=False)) if pair[0] != pair[1]), len(damaged))
+    stage.what += f" {word} {path.name} at {place} of {len(whole)};"
+    stage.injected = True
 
 
+CUT: dict[str, Any] = {"damage": lambda content, rng: content[: rng.randrange(len(content))], "word": "cut"}
+FLIPPED: dict[str, Any] = {"damage": _flip, "word": "bit flipped in"}
 ROUNDS: dict[str, Round] = {
     "kill": kill,
     "full disk": full_disk,
-    "truncated checkpoint": partial(damaged_checkpoint, damage=_cut, word="cut"),
-    "flipped checkpoint": partial(damaged_checkpoint, damage=_flip, word="bit flipped in"),
-    "truncated tokens": partial(damaged_store, damage=_cut, word="cut"),
-    "flipped tokens": partial(damaged_store, damage=_flip, word="bit flipped in"),
+    "truncated checkpoint": partial(damaged_checkpoint, **CUT),
+    "flipped checkpoint": partial(damaged_checkpoint, **FLIPPED),
+    "truncated tokens": partial(damaged_store, **CUT),
+    "flipped tokens": partial(damaged_store, **FLIPPED),
     "nan batch": nan_batch,
     "lost rank": lost_rank,
     "clock jump": clock_jump,

@@ -152,9 +152,6 @@ def _tilt(flops: Sequence[float], best: Sequence[Sequence[float]]) -> dict[str, 
     return {name: float(value) for name, value in {**found, "moved": line.slope * np.ptp(places)}.items()}
 
 
-# ---- coverage
-
-
 DRAWS = 12_000  # of each curve and target, over all designs
 SD = 0.006  # of a pair's difference at the smallest size, nats
 CURVES: dict[str, Callable[[float], float]] = {  # true differences, nats
@@ -217,9 +214,6 @@ def _covered(
         promised += prediction.prediction_interval[0] <= observed <= prediction.prediction_interval[1]
         half += (prediction.interval[1] - prediction.interval[0]) / 2
     return covered / draws, promised / draws, half / draws
-
-
-# ---- findings
 
 
 def check(rows: Sequence[Row]) -> None:

@@ -31,10 +31,10 @@ from benchmarks.parts import doubled
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER
 from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.workloads import model_config
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.io.charts import chart
-from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.schedules import WarmupLinear
 from lightning_llm.training.module import LanguageModel
@@ -94,21 +94,18 @@ def read_tokens(path: Path | None) -> Tensor:
     return torch.tensor([number[character] for character in text])
 
 
-def _model(width: int, variant: str, vocab: int, base: int, lr: float, seed: int) -> LanguageModel:
-    mup = {"base_width": base, "base_head_dim": base // HEADS} if variant == "mup" else None
-    config = ModelConfig(
-        vocab_size=vocab,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        max_position_embeddings=CONTEXT,
-        mup=mup,
-    )
-    model = LanguageModel(config, partial(AdamW, lr=lr))
+def small_model(vocab: int, hidden: int, lr: float, seed: int, **fields: Any) -> LanguageModel:
+    """A model with the initial values of a seed; ``fields`` are further options of ``ModelConfig``."""
+    sizes = {"vocab": vocab, "hidden": hidden, "layers": LAYERS, "heads": HEADS, "context": CONTEXT}
+    model = LanguageModel(model_config(sizes, **fields), partial(AdamW, lr=lr))
     model.seed = seed
     model.configure_model()
     return model
+
+
+def _model(width: int, variant: str, vocab: int, base: int, lr: float, seed: int) -> LanguageModel:
+    mup = {"base_width": base, "base_head_dim": base // HEADS} if variant == "mup" else None
+    return small_model(vocab, width, lr, seed, intermediate_size=3 * width, mup=mup)
 
 
 def draw_batches(tokens: Tensor, number: int, seed: int) -> Iterator[Batch]:
@@ -170,9 +167,6 @@ def _activations(model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
     return activations
 
 
-# ---- transfer
-
-
 def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
     vocab, cut = int(tokens.max()) + 1, int(0.9 * len(tokens))
     text, validation = tokens[:cut], list(draw_batches(tokens[cut:], VALIDATION, seed=0))
@@ -182,11 +176,8 @@ def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[R
             known = next((own for (_, other), own in curves.items() if other == width == widths[0]), None)
             curves[variant, width] = known or []  # at the base width both are one model
             for lr in RATES if known is None else ():
-                losses = []
-                for seed in SEEDS:
-                    model = _model(width, variant, vocab, widths[0], lr, seed)
-                    train(model, draw_batches(text, STEPS, seed + 1), STEPS)
-                    losses.append(mean_loss(model, validation))
+                models = {seed: _model(width, variant, vocab, widths[0], lr, seed) for seed in SEEDS}
+                losses = [trained_loss(model, text, validation, STEPS, seed) for seed, model in models.items()]
                 curves[variant, width].append(sum(losses) / len(losses))
             places = [int(np.argmin(curves[variant, each])) for each in (widths[0], width)]
             yield request.row(
@@ -200,14 +191,12 @@ def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[R
             )
 
 
-def mean_loss(model: LanguageModel, batches: Sequence[Batch]) -> float:
-    """Over batches, in nats per token; that of guessing if the model has diverged."""
+def trained_loss(model: LanguageModel, text: Tensor, batches: Sequence[Batch], steps: int, seed: int) -> float:
+    """The mean over batches after so many steps, in nats per token; that of guessing if the model has diverged."""
+    train(model, draw_batches(text, steps, seed + 1), steps)
     with torch.inference_mode():
         loss = sum(float(model.loss(batch)) for batch in batches) / len(batches)
     return loss if math.isfinite(loss) else math.log(model.architecture.vocab_size or 1)
-
-
-# ---- findings
 
 
 def check(rows: Sequence[Row]) -> None:

@@ -9,7 +9,8 @@ The command fails if more than 5% of streams of normal differences have an adopt
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -40,13 +41,6 @@ COLUMNS: Columns = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a stream came to: whether each idea was adopted, and how many pairs all took."""
-
-    adopted: list[bool]
-    pairs: int
-
-
 def judged(
     differences: list[float], fresh: list[float], threshold: float, way: str, rule: StreamRule
 ) -> tuple[bool, int]:
@@ -60,8 +54,11 @@ def judged(
     return is_adopted, pairs + CONFIRMATION * (way == RULE)
 
 
-def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, adaptive: bool = False) -> Outcome:
-    """One stream. An adaptive proposer varies the rejected idea with the lowest mean."""
+def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, adaptive: bool = False) -> Any:
+    """Whether each idea of a stream is adopted, and the pairs of all.
+
+    An adaptive proposer varies the rejected idea with the lowest mean.
+    """
     rule, adopted, spent = StreamRule(), list[bool](), 0
     best: Array | None = None
     for place, effect in enumerate(effects, 1):
@@ -74,7 +71,7 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
             best = differences
         adopted.append(is_adopted)
         spent += pairs
-    return Outcome(adopted, spent)
+    return adopted, spent
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -88,33 +85,28 @@ def _useless(request: Request) -> Iterator[Row]:
     cases.append(("normal", "normal", LOWER, False))
     for label, noise, way, adaptive in cases:
         rng = np.random.default_rng(request.options.seed)
-        outcomes = [stream(rng, NOISE[noise], np.zeros(IDEAS), way, adaptive=adaptive) for _ in range(STREAMS)]
-        share = float(np.mean([any(outcome.adopted) for outcome in outcomes]))
+        streams = [stream(rng, NOISE[noise], np.zeros(IDEAS), way, adaptive=adaptive) for _ in range(STREAMS)]
+        adopted, pairs = map(np.array, zip(*streams, strict=True))
+        share = float(adopted.any(1).mean())
         most = 0.05 if noise == "normal" and not adaptive else 0.10
         problems = [f"{label}: {share:.1%} of streams have an adoption"] if way == RULE and share > most else []
-        pairs = float(np.mean([outcome.pairs for outcome in outcomes])) / IDEAS
-        yield request.row(f"{label}; {way}", any=share, pairs=pairs, problems=problems)
+        yield request.row(f"{label}; {way}", any=share, pairs=float(pairs.mean()) / IDEAS, problems=problems)
 
 
 def _true(request: Request) -> Iterator[Row]:
-    for effect in EFFECTS:
-        for way in (RULE, PLAIN, LOWER):
-            rng = np.random.default_rng(request.options.seed)
-            hits, adopted, pairs = 0, 0, 0
-            for _ in range(STREAMS):
-                places = rng.choice(IDEAS, TRUE, replace=False)
-                effects = np.zeros(IDEAS)
-                effects[places] = effect
-                outcome = stream(rng, NOISE["normal"], effects, way)
-                hits += sum(outcome.adopted[place] for place in places)
-                adopted, pairs = adopted + sum(outcome.adopted), pairs + outcome.pairs
-            facts: dict[str, Any] = {"power": hits / (STREAMS * TRUE), "false": 1 - hits / max(1, adopted)}
-            yield request.row(f"{effect:g} sd; {way}", **facts, pairs=pairs / (STREAMS * IDEAS))
+    for effect, way in product(EFFECTS, (RULE, PLAIN, LOWER)):
+        rng, streams = np.random.default_rng(request.options.seed), []
+        for _ in range(STREAMS):
+            effects = np.zeros(IDEAS)
+            effects[rng.choice(IDEAS, TRUE, replace=False)] = effect
+            streams.append((effects > 0, *stream(rng, NOISE["normal"], effects, way)))
+        is_true, adopted, pairs = map(np.array, zip(*streams, strict=True))
+        hits = int((is_true & adopted).sum())
+        facts: dict[str, Any] = {"power": hits / (STREAMS * TRUE), "false": 1 - hits / max(1, int(adopted.sum()))}
+        yield request.row(f"{effect:g} sd; {way}", **facts, pairs=float(pairs.mean()) / IDEAS)
 
 
 PARTS = {"useless": _useless, "true": _true}
-
-
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),

@@ -178,7 +178,7 @@ def a_run(tmp_path, weight=1.0, losses=(3.0, 2.0), best=12, left=None):
         ({"weight": 1.0 + 2**-23}, "wrong result: state_dict differs"),
         ({"losses": (3.0, 2.5)}, "wrong curve: train_loss"),
         ({"losses": (3.0,)}, "wrong curve: val_loss"),
-        ({"best": 8}, "wrong result: best.ckpt is of step 8, not 12"),
+        ({"best": 8}, "wrong result: the step of best.ckpt differs: 8 instead of 12"),
         ({"left": ".step-00000012.ckpt.1.tmp"}, "left behind: .step-00000012.ckpt.1.tmp"),
     ],
 )
@@ -195,7 +195,7 @@ def test_what_differs_from_an_undisturbed_run_is_found(tmp_path, changes, says):
 
 def test_no_result_is_no_success(tmp_path):
     played = stage(tmp_path)
-    played.compare(Truth({}, 12, {}))
+    played.compare(Truth({}, {}))
     assert "no result to compare" in played.problems[0]
 
 
