@@ -80,11 +80,8 @@ def _matmuls(width: int, layers: int) -> float:
     """Seconds of the matmuls of a step."""
     sizes = {"rows": ROWS, "context": CONTEXT, "vocab": 64, "hidden": width, "heads": HEADS, "layers": layers}
     dtype = torch.bfloat16 if choose_precision("cpu")[0] == "bf16-mixed" else torch.float32
-    alone, before = (
-        matmuls_alone(Transformer(model_config(sizes)), sizes, dtype, cuts_head=False),
-        torch.get_num_threads(),
-    )
+    model, before = Transformer(model_config(sizes)), torch.get_num_threads()
     torch.set_num_threads(1)
-    timing = interleave({"": alone}, rounds=200, warmup=20)
+    timing = interleave({"": matmuls_alone(model, sizes, dtype, cuts_head=False)}, rounds=200, warmup=20)
     torch.set_num_threads(before)
     return timing[""].median

@@ -55,34 +55,23 @@ _FRONTIER = Plot(
     "benchmarks/swiglu-kept-cpu",
     "Three SwiGLU MLPs, forward and backward: 1,024 wide, 4,096 hidden units, 4,096 tokens, 2 CPU cores",
 )
+_BENCHES: list[tuple[str, Callable[..., None], str]] = [
+    (
+        "memory-scaling",
+        memory_scaling.draw,
+        "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units",
+    ),
+    ("baselines", baselines.draw, "Whole training steps: 6 layers, 384 wide, 64 rows of 256 characters, 2 CPU cores"),
+    ("techniques", techniques.draw, "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores"),
+    ("cost", cost.draw, "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows"),
+    ("mup", mup.draw, "A learning rate for all widths: without mup and with it"),
+]
 PLOTS = {
     "images/verdicts.png": _VERDICTS,
     "images/verdicts-dark.png": _VERDICTS._replace(draw=partial(_VERDICTS.draw, dark=True)),
     "images/frontier.png": _FRONTIER,
     "images/frontier-dark.png": _FRONTIER._replace(draw=partial(_FRONTIER.draw, dark=True)),
-    "benchmarks/memory-scaling-cpu.png": Plot(
-        memory_scaling.draw,
-        "benchmarks/memory-scaling-cpu",
-        "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units",
-    ),
-    "benchmarks/baselines-cpu.png": Plot(
-        baselines.draw,
-        "benchmarks/baselines-cpu",
-        "Whole training steps: 6 layers, 384 wide, 64 rows of 256 characters, 2 CPU cores",
-    ),
-    "benchmarks/techniques-cpu.png": Plot(
-        techniques.draw,
-        "benchmarks/techniques-cpu",
-        "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores",
-    ),
-    "benchmarks/cost-cpu.png": Plot(
-        cost.draw,
-        "benchmarks/cost-cpu",
-        "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows",
-    ),
-    "benchmarks/mup-cpu.png": Plot(
-        mup.draw, "benchmarks/mup-cpu", "A learning rate for all widths: without mup and with it"
-    ),
+    **{f"benchmarks/{name}-cpu.png": Plot(draw, f"benchmarks/{name}-cpu", title) for name, draw, title in _BENCHES},
 }
 
 

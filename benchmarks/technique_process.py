@@ -164,7 +164,7 @@ class Training:
         generator = torch.Generator().manual_seed(1)
         windows = torch.randint(config.vocab_size or 1, (period, context + 1), generator=generator)
         windows = windows.repeat(rows // period, 1).to(device)
-        self.ids, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        self.batch = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         self.reset()
 
     def reset(self, shake: float = 0.0) -> None:
@@ -178,19 +178,16 @@ class Training:
                     weight.mul_(1 + shake * chance.to(weight.device, torch.float64))  # rounded once, at the end
                 weight.grad = None
         groups, is_loop = param_groups(self.model), self.settings.optimizer == "loop"
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(groups, **OPTIONS, foreach=False, fused=False) if is_loop else AdamW(groups, **OPTIONS)
-        )
+        loop = partial(torch.optim.AdamW, foreach=False, fused=False)
+        self.optimizer: torch.optim.Optimizer = (loop if is_loop else AdamW)(groups, **OPTIONS)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, precision: Precision | None = None) -> float:
         """One step; the loss before it. A precision other than the technique's is for comparing."""
         run = self._replayed if self.settings.cuda_graph else self._forward_backward
         loss = run(precision or self.settings.precision)
-        if self.settings.optimizer == "loop":
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=False)
-        else:
-            clip_grad_norm_(self.model.parameters(), 1.0)
+        loop = partial(nn.utils.clip_grad_norm_, foreach=False)
+        (loop if self.settings.optimizer == "loop" else clip_grad_norm_)(self.model.parameters(), 1.0)
         self.optimizer.step()
         if not self.settings.cuda_graph:  # a recorded backward writes where it has written before
             self.optimizer.zero_grad()
@@ -208,14 +205,14 @@ class Training:
             self.optimizer.zero_grad()
         elif self.settings.compiled or dist.is_initialized():  # the compiler's buffers and DDP's are out of sight
             return None
-        return step_peak_bytes(self.step, self.model, self.optimizer, (self.ids, self.targets))
+        return step_peak_bytes(self.step, self.model, self.optimizer, self.batch)
 
     def _forward_backward(self, precision: Precision) -> Tensor:
         # "high" is TF32 on CUDA; a CPU knows none
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
         try:
             with torch.autocast(self.device, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss = self.loss(self.ids, self.targets)
+                loss = self.loss(*self.batch)
             loss.backward()
         finally:
             torch.set_float32_matmul_precision("highest")

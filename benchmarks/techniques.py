@@ -23,7 +23,7 @@ from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure, most_
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import MIB, Columns, Row, columns, groups
+from lightning_llm.bench.rows import MIB, Columns, Row, columns, groups, ratios
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.model.config import ModelConfig
 
@@ -88,12 +88,8 @@ def tolerance(layers: int, loss: float, shaken: float) -> float:
 
     One rounding of all weights moves the loss by ``shaken`` (measured: the largest over the steps), and the loss itself
     is rounded to float32. A step rounds ``n`` times in a row, forward and twice that backward; as independent
-    roundings do, they add up to √n of one. Two techniques round independently (√2); three standard deviations.
-
-    Args:
-        layers: Blocks of the model.
-        loss: The loss compared with.
-        shaken: By how much rounding every weight up or down by chance, to the matmuls' precision, changed the loss.
+    roundings do, they add up to √n of one. Two techniques round independently (√2); three standard deviations. All
+    weights were rounded up or down by chance, to the matmuls' precision.
     """
     roundings = 3 * (ROUNDINGS_PER_BLOCK * layers + ROUNDINGS_OF_HEAD)
     return 3 * math.sqrt(2 * roundings) * max(shaken, UNIT_ROUNDOFF["float32"] * abs(loss))
@@ -110,11 +106,10 @@ def run(request: Request) -> Iterator[Row]:
     left_out = lacking(request.device, count)
     settings = techniques(left_out)
     names = request.chosen(settings)
+    chosen = {name: own for name, own in settings.items() if name in names}
     why = [f"{name}: left out, {why}" for name, why in left_out.items() if request.variants is None]
     config = model_config(request.sizes)  # the MLP is set by the technique
-    yield from _Comparison(request, config, count).rows(
-        {name: settings[name] for name in settings if name in names}, why
-    )
+    yield from _Comparison(request, config, count).rows(chosen, why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +146,11 @@ class _Comparison:
                 [one["median_s"] for one in results[name]],
                 dtype=settings.precision,
                 tokens_per_s=speed,
-                ratio=_ratio(speeds[name], speeds[previous]),
+                ratio=ratios(speeds[name], speeds[previous])["ratio"],
                 peak_bytes=checked[name]["peak_bytes"],
                 resident_bytes=max(one["resident_bytes"] for one in results[name]),
                 rows=batches[name],
-                ratio_to_first=_ratio(speeds[name], speeds[first]),
+                ratio_to_first=ratios(speeds[name], speeds[first])["ratio"],
                 mfu=utilization(self.config, context, speed / self._devices(settings), device, settings.precision),
                 losses=checked[name]["losses"],
                 loss_difference=most_apart(checked[name]["exact_losses"], losses),
@@ -203,11 +198,6 @@ class _Comparison:
 
     def _devices(self, settings: Settings) -> int:
         return self.count if settings.all_devices else 1
-
-
-def _ratio(these: Sequence[float], those: Sequence[float]) -> float:
-    """The median over rounds of the ratio within a round."""
-    return statistics.median(one / other for one, other in zip(these, those, strict=True))
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:

@@ -5,7 +5,7 @@ The text is ``tinyshakespeare.txt`` in the folder of inputs.
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,26 +41,23 @@ def tasks(machine: Machine) -> list[Task]:
     """The measurements, by priority."""
     steps = 4 if machine.dry_run else 200
     shorter = ["--trainer.max_steps=2000", COMPILED]
-    callback = partial(_callback, machine, steps)
-    saving = callback("asynchronous saving", "RunCheckpoints", asynchronous=True, every_n_steps=steps // 4)
-    snapshot = {} if machine.dry_run else {"snapshot_at": steps // 2}
-    profiler = callback("memory profiler", "MemoryProfiler", every_n_steps=steps // 2, **snapshot)
+    asynchronous = {"asynchronous": True, "every_n_steps": steps // 4}
+    sampled = {"every_n_steps": steps // 2, **({} if machine.dry_run else {"snapshot_at": steps // 2})}
     fsdp = [f"--config={ROOT / 'configs' / 'fsdp.yaml'}", "--trainer.devices=1", f"--trainer.max_steps={steps}"]
-    deterministic = ["--trainer.deterministic=true"]
+
+    def task(name: str, seconds: float, run: Callable[..., Iterator[Row]], *given: Any, must: bool = False) -> Task:
+        return Task(name, seconds, partial(run, machine, name, *given), must)
+
     return [
-        Task(
-            "2,000 steps, compiled", 100, partial(_train, machine, "2,000 steps, compiled", shorter, TARGETS), must=True
-        ),
-        Task(
-            "resume, deterministic", 60, partial(_resume, machine, "resume, deterministic", steps, deterministic), True
-        ),
-        Task("resume", 60, partial(_resume, machine, "resume", steps, [])),
-        Task("FSDP2, one process", 30, partial(_train, machine, "FSDP2, one process", fsdp)),
-        saving._replace(must=True),
-        profiler._replace(must=True),
+        task("2,000 steps, compiled", 100, _train, shorter, TARGETS, must=True),
+        task("resume, deterministic", 60, _resume, steps, ["--trainer.deterministic=true"], must=True),
+        task("resume", 60, _resume, steps, []),
+        task("FSDP2, one process", 30, _train, fsdp),
+        task("asynchronous saving", 30, _callback, steps, "RunCheckpoints", asynchronous, must=True),
+        task("memory profiler", 30, _callback, steps, "MemoryProfiler", sampled, must=True),
         Task("saving", 40, partial(_saving, machine), must=True),
         Task("generation", 60, partial(_generation, machine)),
-        Task("the config as it is", 150, partial(_train, machine, "the config as it is", [], TARGETS)),
+        task("the config as it is", 150, _train, [], TARGETS),
     ]
 
 
@@ -74,9 +71,8 @@ def _words(machine: Machine, words: Sequence[str]) -> list[str]:
         return [*options, "--trainer.accelerator=gpu"]
     sizes = [f"--model.architecture.{size}" for size in TOY]
     few = ["--data.context_length=16", "--data.global_batch_size=4", "--trainer.val_check_interval=2"]
-    few.append("--trainer.limit_val_batches=2")
-    options = [word for word in options if word != COMPILED]
-    return [*options, *sizes, *few, "--trainer.max_steps=4", "--trainer.accelerator=cpu"]
+    few += ["--trainer.limit_val_batches=2", "--trainer.max_steps=4", "--trainer.accelerator=cpu"]
+    return [*(word for word in options if word != COMPILED), *sizes, *few]
 
 
 def _row(machine: Machine, name: str, summary: dict[str, Any], seconds: float, **fields: Any) -> Row:
@@ -106,21 +102,16 @@ def _resume(machine: Machine, name: str, steps: int, words: Sequence[str]) -> It
         yield _row(machine, name, resumed, seconds, same_bits=same, val_loss_difference=apart)
 
 
-def _callback(machine: Machine, steps: int, name: str, callback: str, **options: Any) -> Task:
+def _callback(machine: Machine, name: str, steps: int, callback: str, options: dict[str, Any]) -> Iterator[Row]:
     """A short run with a callback of ours."""
     plain = {"class_path": f"lightning_llm.training.callbacks.{callback}", "init_args": options}
     words = [f"--trainer.callbacks+={json.dumps(plain)}", f"--trainer.max_steps={steps}"]
-
-    def run() -> Iterator[Row]:
-        with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-            row = _row(machine, name, *fit(_words(machine, words), folder))
-            reports = sorted(Path(folder).glob("runs/*/*/memory/step-*.json"))
-            if reports:
-                row.metered_bytes = json.loads(reports[0].read_text(encoding="utf-8"))["peak"]["bytes"]
-            row.files = sorted(path.name for path in Path(folder).glob("runs/*/*/*/step-*"))
-            yield row
-
-    return Task(name, 30, run)
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        row = _row(machine, name, *fit(_words(machine, words), folder))
+        if reports := sorted(Path(folder).glob("runs/*/*/memory/step-*.json")):
+            row.metered_bytes = json.loads(reports[0].read_text(encoding="utf-8"))["peak"]["bytes"]
+        row.files = sorted(path.name for path in Path(folder).glob("runs/*/*/*/step-*"))
+        yield row
 
 
 def _saving(machine: Machine) -> Iterator[Row]:
