@@ -12,13 +12,13 @@ The command fails if a share differs from its prediction by more than its tolera
 one, if a report differs from that of an undisturbed experiment, or if runs take longer than they should.
 """
 
-import functools
 import json
 import math
 import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +50,10 @@ LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 MLPS = {"relu": {"model.architecture.mlp": "relu"}, "gelu": {"model.architecture.mlp": "gelu"}}
 NORM = {"layernorm": {"model.architecture.norm": "layernorm"}}
-SHOWN = (("found", 1, "share of verdicts"), ("runs_per_hour", 1, "runs per hour"), ("runs", 1, "runs"))
+SHOWN = [
+    *(Measure("found", 1, "share of verdicts"), Measure("runs_per_hour", 1, "runs per hour")),
+    Measure("runs", 1, "runs"),
+]
 SAVING = {STEPS: 400, INTERVAL: 40}  # a kill may hit training and saving
 COLUMNS: Columns = {
     **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
@@ -86,7 +89,7 @@ WAYS = {
 }
 
 
-@functools.cache
+@cache
 def pool() -> Array:
     """Losses of the baseline and of its null variant, shape (seeds, 2)."""
     losses, threads = [], torch.get_num_threads()
@@ -230,11 +233,11 @@ PARTS = {
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),
-    parse=parts.named(PARTS),
+    parse=partial(parts.named, PARTS),
     devices=("cpu",),
     dtypes=("float32",),  # the precision is that of fit
     columns=COLUMNS,
-    draw=parts.bars(*(Measure(*each) for each in SHOWN)),
+    draw=partial(parts.draw_bars, SHOWN),
     files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
     check=parts.check,
 )

@@ -113,19 +113,16 @@ class Experiment:
 
     def count(self, word: str) -> Counter[str]:
         """How often each run was ``starting`` or ``resuming``."""
-        return sum((_said(log, word) for log in self._logs()), Counter[str]())
+        lines = "".join(self._logs()).splitlines()
+        return Counter(line.partition(": ")[0] for line in lines if line.endswith(f": {word}"))
 
     def taken(self) -> list[bool]:
         """Whether each worker took a run."""
-        return [bool(_said(log, "starting")) for log in self._logs()]
+        return [": starting" in log for log in self._logs()]
 
-    def _logs(self) -> list[Path]:
-        return [*self.out.glob("logs/worker-*.txt"), *self.folder.glob(f"{self.out.name}-worker-*.txt")]
-
-
-def _said(log: Path, word: str) -> Counter[str]:
-    lines = log.read_text(encoding="utf-8").splitlines()
-    return Counter(line.partition(": ")[0] for line in lines if line.endswith(f": {word}"))
+    def _logs(self) -> list[str]:
+        paths = [*self.out.glob("logs/worker-*.txt"), *self.folder.glob(f"{self.out.name}-worker-*.txt")]
+        return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def differing(report: Mapping[str, Any], truth: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ the time of the library ``tokenizers`` to encode the same text, held in memory a
 ``batches`` is the other end: training batches, in their order, from a store of bytes that the system has cached.
 """
 
-import re
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from lightning_llm.bench.rows import Columns, Row, columns
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.cuts import cut_at_newlines
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.units import UNITS
+from lightning_llm.io.units import byte_size
 
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
 COLUMNS: Columns = {
@@ -66,14 +65,6 @@ def run(request: Request) -> Iterator[Row]:
         )
 
 
-def parse(text: str) -> int:
-    """``256MiB`` or ``4GiB``: bytes of text."""
-    match = re.fullmatch(r"([1-9][0-9]*)(MiB|GiB)", text)
-    if match is None:
-        raise ValueError(f"shapes {text!r} is no size of text, such as 256MiB or 4GiB")
-    return int(match[1]) * UNITS[match[2]]
-
-
 def _make_text(file: Path, unit: bytes, size: int) -> None:
     with file.open("wb") as out:
         whole, rest = divmod(size, len(unit))
@@ -85,7 +76,7 @@ def _make_text(file: Path, unit: bytes, size: int) -> None:
 BENCH = Bench(
     run=run,
     shapes=["256MiB"],
-    parse=parse,
+    parse=byte_size,
     devices=("cpu",),
     dtypes=("float32",),  # it prepares text
     columns=COLUMNS,

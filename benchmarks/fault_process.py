@@ -9,6 +9,7 @@ has its name, and ``moment``. Notes do not go through the code that is put to th
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import re
@@ -20,9 +21,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest.mock import patch
@@ -30,9 +30,9 @@ from unittest.mock import patch
 import torch
 import torch.utils.tensorboard  # which the command imports only when it trains
 
+from benchmarks.commands import ROOT
 from lightning_llm.training.module import LanguageModel
 
-ROOT = Path(__file__).resolve().parents[1]
 MOMENT = "moment"
 _STEP_FILE = re.compile(r"step-(\d+)\.ckpt")
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -53,33 +53,22 @@ class Ended(NamedTuple):
     notes: list[str]
 
 
-class Forker:
-    """Starts the process that forks; every run is a child of it."""
+Run = Callable[[Sequence[Mapping[str, Any]], float], list[Ended]]
 
-    def __init__(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
-        environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
-        self._parent = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _import_everything)
+
+@contextlib.contextmanager
+def forker() -> Iterator[Run]:
+    """Starts the process that forks; gives what runs children of it at the same time, to the end or a time limit.
+
+    Each child has a ``folder``, ``words`` of the command line, ``threads`` that compute, an ``environment`` on top of
+    the parent's, ``effects`` (see ``inject``), and ``kill_after_s`` from the moment in them, or ``None``.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
+    environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _import_everything) as parent:
         with patch.dict(os.environ, environment, clear=True):
-            self._parent.submit(_check_single_thread)  # starts it
-
-    def run(self, children: Sequence[Mapping[str, Any]], time_limit_s: float) -> list[Ended]:
-        """Run processes at the same time; those that have not ended by the time limit are killed.
-
-        Each child has a ``folder``, ``words`` of the command line, ``threads`` that compute, an ``environment`` on top
-        of the parent's, ``effects`` (see ``inject``), and ``kill_after_s`` from the moment in them, or ``None``.
-
-        Raises:
-            RuntimeError: The process that forks has ended.
-        """
-        try:
-            return self._parent.submit(_run, children, time_limit_s).result()
-        except BrokenProcessPool as error:
-            raise RuntimeError(f"the process that starts the runs has ended ({error})") from error
-
-    def close(self) -> None:
-        """End the process that forks."""
-        self._parent.shutdown()
+            parent.submit(_check_single_thread)  # starts it
+        yield lambda children, time_limit_s: parent.submit(_run, children, time_limit_s).result()
 
 
 # ---- in the process that forks

@@ -4,7 +4,6 @@ The run is started, ended by a fault, resumed as a user would, with ``--ckpt_pat
 nothing was saved, and compared at its end with an undisturbed one.
 """
 
-import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 
 from benchmarks.commands import last_line
 from benchmarks.digest import digest_of
-from benchmarks.fault_process import MOMENT, Ended, Forker
+from benchmarks.fault_process import MOMENT, Ended, Run
 from lightning_llm.checkpoints.names import BEST, step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
 
@@ -52,25 +51,6 @@ _TWO = f"""
 _RESUMED = re.compile(r"^Resumed from step (\d+): (\S+)", re.MULTILINE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """One run: how each of its processes ended, and what it resumed from."""
-
-    ended: list[Ended]
-    resumed_step: int | None
-    resumed_file: str
-
-    @property
-    def status(self) -> int | None:
-        """Of the (first) process, as in ``Ended``."""
-        return self.ended[0].status
-
-    @property
-    def error(self) -> str:
-        """What all wrote to the standard error."""
-        return "".join(each.error for each in self.ended)
-
-
 class Truth(NamedTuple):
     """What an undisturbed run ends with: parts of its checkpoints by their digests, and its curves."""
 
@@ -81,13 +61,15 @@ class Truth(NamedTuple):
 class Stage:
     """A folder in which one run is started, ended and resumed; keeps the account of what happened."""
 
-    def __init__(self, forker: Forker, folder: Path, data: Path, processes: int = 1) -> None:
-        self._forker, self.folder, self.processes = forker, folder, processes
+    def __init__(self, run: Run, folder: Path, data: Path, processes: int = 1) -> None:
+        self._run, self.folder, self.processes = run, folder, processes
         self.begun, self.saved = 0, 0  # the newest step that has begun, and that is in a checkpoint
         self.what = ""
         self.injected = self.has_ended = False
         self.resumed = self.refused = self.lost_steps = self.repeated_steps = self.runs = 0
         self.problems: list[str] = []
+        self.ended: list[Ended] = []  # the processes of the last run
+        self.resumed_file = ""  # of the last run
         self.seconds = 0.0
         folder.mkdir(parents=True)
         config = CONFIG if processes == 1 else CONFIG.replace("micro_batch_size: 4", "micro_batch_size: 2") + _TWO
@@ -107,8 +89,8 @@ class Stage:
         versions = sorted(self.folder.glob("runs/tiny/version_*"), key=lambda path: int(path.name.partition("_")[2]))
         return versions[-1] if versions else self.folder / "runs/tiny/version_0"
 
-    def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ran:
-        """Train, resuming from the last checkpoint if there is one.
+    def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ended:
+        """Train, resuming from the last checkpoint if there is one; how its (first) process ended, with all errors.
 
         Args:
             words: Further options.
@@ -128,31 +110,32 @@ class Stage:
             killed = kill if kill and kill.get("rank", 0) == rank else None
             told = {"effects": {**effects, MOMENT: killed}, "kill_after_s": killed and killed["after_s"]}
             children.append({**child, **told})
-        ended = self._forker.run(children, TIME_LIMIT_S)
-        for rank, each in enumerate(ended):
+        self.ended = self._run(children, TIME_LIMIT_S)
+        for rank, each in enumerate(self.ended):
             written = f"{' '.join(arguments)}\n{each.out}\n{each.error}\nstatus {each.status}\n"
             (self.folder / f"run-{self.runs}-{rank}.txt").write_text(written, encoding="utf-8")
-        resumed = _RESUMED.search(ended[0].out)
-        ran = Ran(ended, int(resumed[1]) if resumed else None, resumed[2] if resumed else "")
+        ran = self.ended[0]._replace(error="".join(each.error for each in self.ended))
         self._look(ran)
         return ran
 
-    def _look(self, ran: Ran) -> None:
-        self.has_ended = all(each.status == 0 for each in ran.ended)
-        if None in [each.status for each in ran.ended]:
+    def _look(self, ran: Ended) -> None:
+        resumed = _RESUMED.search(ran.out)
+        self.resumed_file, step = (resumed[2], int(resumed[1])) if resumed else ("", 0)
+        self.has_ended = all(each.status == 0 for each in self.ended)
+        if None in [each.status for each in self.ended]:
             self.problems.append(f"run {self.runs} did not end within {TIME_LIMIT_S:.0f} s")
         if "Traceback" in ran.error:
             self.problems.append(f"run {self.runs} ended in a stack trace: {last_line(ran.error)}")
-        if ran.resumed_step is not None:
+        if resumed:
             self.resumed += 1
-            self.repeated_steps = max(self.repeated_steps, self.begun - ran.resumed_step)
-            self.lost_steps = max(self.lost_steps, self.saved - ran.resumed_step)
+            self.repeated_steps = max(self.repeated_steps, self.begun - step)
+            self.lost_steps = max(self.lost_steps, self.saved - step)
         elif self.saved and self.has_ended:
             self.problems.append(f"run {self.runs} did not report the step that it resumed from")
-        newest = dict(note.split() for note in ran.ended[0].notes if note != MOMENT)
+        newest = dict(note.split() for note in ran.notes if note != MOMENT)
         self.begun, self.saved = int(newest.get("step", self.begun)), int(newest.get("saved", self.saved))
 
-    def expect_refusal(self, ran: Ran, *says: str) -> None:
+    def expect_refusal(self, ran: Ended, *says: str) -> None:
         """Note whether a run was refused, with a line that says one of these."""
         line = next((line for line in ran.error.splitlines() if any(word in line for word in says)), "")
         if ran.status in (1, 2) and line and "Traceback" not in ran.error:

@@ -5,8 +5,6 @@ A round may cost steps since the last checkpoint, which are repeated; never a sa
 from an undisturbed run, never an end without a message.
 """
 
-import contextlib
-import dataclasses
 import logging
 import random
 import shutil
@@ -19,7 +17,7 @@ from typing import Any
 
 from benchmarks import parts
 from benchmarks.commands import last_line
-from benchmarks.fault_process import Forker
+from benchmarks.fault_process import forker
 from benchmarks.fault_stage import MICRO_BATCHES, SAVED_EVERY, STEPS, Stage, Truth
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
@@ -71,9 +69,7 @@ def run(request: Request) -> Iterator[Row]:
         yield request.row(
             name,
             rounds=len(group),
-            **{
-                field: sum(getattr(stage, field) > 0 for stage in group) for field in ("injected", "resumed", "refused")
-            },
+            **{field: sum(getattr(one, field) > 0 for one in group) for field in ("injected", "resumed", "refused")},
             **{field: max(getattr(one, field) for one in group) for field in ("repeated_steps", "lost_steps")},
             wrong=len(wrong[name]),
             problems=wrong[name],
@@ -95,13 +91,13 @@ def _stages(base: Path, drawn: Sequence[tuple[str, int]]) -> Iterator[tuple[str,
     data = base / "data"
     data.mkdir()
     (data / "text.txt").write_text(made_up_text(), encoding="utf-8")
-    with contextlib.closing(Forker()) as forker:
+    with forker() as run_children:
         truths = dict[int, Truth]()
         for name, seed in drawn:
             processes = 2 if name == "lost rank" else 1
             for each in sorted({1, processes} - truths.keys()):
-                truths[each] = _undisturbed(Stage(forker, base / f"undisturbed-{each}", data, each), data)
-            start, stage = time.perf_counter(), Stage(forker, base / f"round-{seed}", data, processes)
+                truths[each] = _undisturbed(Stage(run_children, base / f"undisturbed-{each}", data, each), data)
+            start, stage = time.perf_counter(), Stage(run_children, base / f"round-{seed}", data, processes)
             ROUNDS[name](stage, random.Random(seed))
             stage.go_on()
             stage.compare(truths[processes])
@@ -170,12 +166,12 @@ def lost_rank(stage: Stage, rng: random.Random) -> None:
     if moment["rank"] and moment["on"] in ("save", "rename"):
         moment["on"] = "micro-batch"  # only the first process writes
     stage.what = f"SIGKILL to process {moment['rank']}, {_said(moment)}"
-    ran = stage.fit(kill=moment)
-    killed, other = (ran.ended[rank] for rank in (moment["rank"], 1 - moment["rank"]))
+    stage.fit(kill=moment)
+    killed, other = (stage.ended[rank] for rank in (moment["rank"], 1 - moment["rank"]))
     stage.injected = killed.status == -9
     if stage.injected and other.status != 0:
         stage.what += f"; the other ended after {other.seconds:.1f} s with {other.status}"
-        stage.expect_refusal(dataclasses.replace(ran, ended=[other]), "lost", "reach")
+        stage.expect_refusal(other, "lost", "reach")
 
 
 def clock_jump(stage: Stage, rng: random.Random) -> None:
@@ -209,14 +205,14 @@ def damaged_checkpoint(stage: Stage, rng: random.Random, damage: Damage, word: s
         _spoil(stage, path, whole[path], damage, word, rng)
     good = [path for path in files if path not in chosen]
     ran = stage.fit()
-    if ran.resumed_step is None:
+    if not stage.resumed_file:
         if good:
             stage.problems.append(f"{good[-1].name} is whole and was not taken: {last_line(ran.error)}")
         stage.expect_refusal(ran, "truncated or damaged")
         for path in chosen:
             path.write_bytes(whole[path])
         return
-    used = Path(ran.resumed_file).name
+    used = Path(stage.resumed_file).name
     if good and used == good[-1].name:
         # what was saved behind the file that was taken is damaged, not lost; the message is what must not be missing
         stage.lost_steps = 0

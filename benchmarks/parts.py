@@ -1,9 +1,9 @@
 """Benchmarks of several parts: a shape is the name of one, and its rows say what should not be."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lightning_llm.bench.plots import Measure, bar_plot
 from lightning_llm.bench.rows import Row
@@ -11,15 +11,11 @@ from lightning_llm.bench.rows import Row
 Part = TypeVar("Part")
 
 
-def named(parts: Mapping[str, Part]) -> Callable[[str], Part]:
-    """A reader of shapes for a ``Bench``: it returns the part of that name, and raises ``ValueError`` for another."""
-
-    def parse(text: str) -> Part:
-        if text not in parts:
-            raise ValueError(f"shapes {text!r}: there are {', '.join(parts)}")
-        return parts[text]
-
-    return parse
+def named(parts: Mapping[str, Part], text: str) -> Part:
+    """The part of that name; raises ``ValueError`` for another one."""
+    if text not in parts:
+        raise ValueError(f"shapes {text!r}: there are {', '.join(parts)}")
+    return parts[text]
 
 
 def doubled(text: str) -> tuple[str, list[int]]:
@@ -37,11 +33,7 @@ def check(rows: Sequence[Row]) -> None:
         raise RuntimeError("; ".join(problems))
 
 
-def bars(*measures: Measure) -> Callable[..., None]:
-    """What draws bars of the first of the measures that a row has, a row of axes for each part."""
-
-    def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-        shown = next(one for one in measures if any(getattr(row, one.field) is not None for row in rows))
-        bar_plot(shown, by=("shape",))(rows, path, title, **options)
-
-    return draw
+def draw_bars(measures: Sequence[Measure], rows: Sequence[Row], path: Path, title: str) -> None:
+    """Bars of the first of the measures that a row has, a row of axes for each part."""
+    shown = next(one for one in measures if any(getattr(row, one.field) is not None for row in rows))
+    bar_plot(shown, by=("shape",))(rows, path, title)

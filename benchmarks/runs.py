@@ -6,6 +6,7 @@
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def fit(words: Sequence[str], folder: str, **environment: str) -> tuple[dict[str
 BENCH = Bench(
     run=run,
     shapes=["quickstart"],
-    parse=parts.named(RUNS),
+    parse=partial(parts.named, RUNS),
     dtypes=("float32",),  # each config has its own
     columns={**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")},
     draw=draw,

@@ -9,6 +9,7 @@ The command fails if more than 5% of streams of normal differences have an adopt
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -110,11 +111,11 @@ PARTS = {"useless": _useless, "true": _true}
 BENCH = Bench(
     run=run,
     shapes=list(PARTS),
-    parse=parts.named(PARTS),
+    parse=partial(parts.named, PARTS),
     devices=("cpu",),
     dtypes=("float32",),
     columns=COLUMNS,
-    draw=parts.bars(Measure("any", 100, "%"), Measure("power", 100, "%")),
+    draw=partial(parts.draw_bars, [Measure("any", 100, "%"), Measure("power", 100, "%")]),
     files=("lightning_llm/statistics/stream.py",),
     check=parts.check,
 )

@@ -106,7 +106,7 @@ class Scripted:
     def __init__(self, *ended):
         self.ended, self.asked = list(ended), []
 
-    def run(self, children, time_limit_s):
+    def __call__(self, children, time_limit_s):
         self.asked.append(children)
         return [self.ended.pop(0) for _ in children]
 
@@ -139,7 +139,7 @@ def test_a_run_goes_on_from_what_was_saved_and_what_is_missing_is_counted(tmp_pa
     played = stage(tmp_path, killed, ended(out="Resumed from step 4: here/step-00000004.ckpt\n"))
     played.fit()
     played.go_on()
-    first, second = (children[0]["words"] for children in played._forker.asked)
+    first, second = (children[0]["words"] for children in played._run.asked)
     assert "--ckpt_path" not in first
     assert second[-2:] == ["--ckpt_path", "last"]
     assert (played.lost_steps, played.repeated_steps, played.resumed) == (2, 4, 1)
@@ -202,7 +202,7 @@ def test_no_result_is_no_success(tmp_path):
 def test_two_processes_are_started_as_torchrun_does(tmp_path):
     played = stage(tmp_path, ended(), ended(), processes=2)
     played.fit(kill={"on": "start", "count": 1, "after_s": 0.5, "rank": 1})
-    first, second = played._forker.asked[0]
+    first, second = played._run.asked[0]
     assert (first["environment"]["RANK"], second["environment"]["RANK"]) == ("0", "1")
     assert first["environment"]["MASTER_PORT"] == second["environment"]["MASTER_PORT"]
     assert (first["kill_after_s"], second["kill_after_s"]) == (None, 0.5)
@@ -214,7 +214,7 @@ def test_the_same_seed_draws_the_same_round(tmp_path):
         (tmp_path / turn).mkdir()
         played = stage(tmp_path / turn, ended(1), ended())
         ROUNDS["nan batch"](played, random.Random(7))
-        said.append((played.what, played._forker.asked[0][0]["effects"]))
+        said.append((played.what, played._run.asked[0][0]["effects"]))
     assert said[0] == said[1]
 
 
