@@ -34,7 +34,7 @@ from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
 from lightning_llm.cli.train import cli_main
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
 from lightning_llm.statistics.estimates import Array, correlation
@@ -55,13 +55,6 @@ SHOWN = [
     Measure("runs", 1, "runs"),
 ]
 SAVING = {STEPS: 400, INTERVAL: 40}  # a kill may hit training and saving
-COLUMNS: Columns = {
-    **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
-    **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
-    **{"kills": ("kills", 1, "d"), "runs": ("runs", 1, "d"), "resumed": ("resumed", 1, "d")},
-    **{"s": ("total_s", 1, ".2f"), "runs/hour": ("runs_per_hour", 1, ".0f"), "x loop": ("speedup", 1, ".1f")},
-    **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
-}
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -236,7 +229,13 @@ BENCH = Bench(
     parse=partial(parts.named, PARTS),
     devices=("cpu",),
     dtypes=("float32",),  # the precision is that of fit
-    columns=COLUMNS,
+    columns={
+        **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
+        **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
+        **{"kills": ("kills", 1, "d"), "runs": ("runs", 1, "d"), "resumed": ("resumed", 1, "d")},
+        **{"s": ("total_s", 1, ".2f"), "runs/hour": ("runs_per_hour", 1, ".0f"), "x loop": ("speedup", 1, ".1f")},
+        **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
+    },
     draw=partial(parts.draw_bars, SHOWN),
     files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
     check=parts.check,

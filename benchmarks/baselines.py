@@ -30,7 +30,7 @@ from lightning.pytorch import Callback
 
 from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
-from benchmarks.steps import attention, compiled_code, plain_step, state_of_gpu
+from benchmarks.steps import plain_step, state_of_gpu, what_ran
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
@@ -59,10 +59,7 @@ LITGPT = {  # the sizes in its config
     **{"block_size": "context", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden"},
     **{"intermediate_size": "intermediate", "vocab_size": "vocab", "padded_vocab_size": "vocab"},
 }
-COLUMNS = {  # the ratio is of time, over ours
-    **columns("total ms", "tokens/s", "ratio", "peak MiB"),
-    **{heading: (f"matmul_share{end}", 1, ".2f") for heading, end in (("share", ""), ("p20", "_p20"), ("p80", "_p80"))},
-}
+SHARES = {"share": "matmul_share", "p20": "matmul_share_p20", "p80": "matmul_share_p80"}
 draw = bar_plot(
     Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"), Measure("peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}")
 )
@@ -145,12 +142,6 @@ def run_side(name: str, request: Request, environment: Mapping[str, str] | None 
     return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
-    """What the ratio and the share are, and the threads of a side."""
-    share = "share: time of the step's matmuls alone over that of the step, with its 20th and 80th percentile"
-    return ["ratio: time over ours", share, f"{torch.get_num_threads()} threads each"]
-
-
 # ---- the sides, each in a process of its own
 
 
@@ -215,18 +206,10 @@ def ours(
         timed = Steps(model, sizes, dtype, device, cuts_head=True)
         silent = contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)
         with silent[0], silent[1], patch.object(inputs, "tensor_hash", return_value="not hashed"):
-            trainer = Trainer(
-                precision=PRECISIONS.get(dtype, dtype),
-                default_root_dir=name,
-                callbacks=[timed, *callbacks, profiler],
-                max_steps=WARM_UP[device] + steps,
-                accelerator=device,
-                devices=1,
-                log_every_n_steps=min(10, WARM_UP[device] + steps),
-                limit_val_batches=0,
-                gradient_clip_val=1.0,
-                enable_checkpointing=False,
-            )
+            run: dict[str, Any] = {"max_steps": timed.warm_up + steps, "accelerator": device, "devices": 1}
+            run |= {"precision": PRECISIONS.get(dtype, dtype), "log_every_n_steps": min(10, timed.warm_up + steps)}
+            run |= {"limit_val_batches": 0, "gradient_clip_val": 1.0, "enable_checkpointing": False}
+            trainer = Trainer(**run, default_root_dir=name, callbacks=[timed, *callbacks, profiler])
             trainer.fit(model, datamodule=data)
     # the profiler restarts CUDA's own high-water at each phase, and knows the highest
     return timed.found(int(profiler.highest_gib * GIB))
@@ -299,11 +282,10 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     restart_high_water()
     before = resident_bytes() if device == "cpu" else 0
-    seconds, alone, peak, gpu = SIDES[job["side"]](
-        job["sizes"], job["dtype"], device, job["steps"], compiled=job["compiled"]
-    )
+    given = (job["sizes"], job["dtype"], device, job["steps"])
+    seconds, alone, peak, gpu = SIDES[job["side"]](*given, compiled=job["compiled"])
     shares = [one / step for one, step in zip(alone, seconds, strict=False)]
-    ran = {**compiled_code(), **attention(job["sizes"], job["dtype"], device), **gpu}
+    ran = {**what_ran(job["sizes"], job["dtype"], device), **gpu}
     return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares, "ran": ran}
 
 
@@ -313,8 +295,15 @@ BENCH = Bench(
     sizes=("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab"),
     named_shapes=SHAPES,
     dtypes=("float32", "bfloat16"),  # the second by autocast
-    columns=COLUMNS,
-    notes=notes,
+    columns={  # the ratio is of time, over ours
+        **columns("total ms", "tokens/s", "ratio", "peak MiB"),
+        **{heading: (field, 1, ".2f") for heading, field in SHARES.items()},
+    },
+    notes=lambda rows: [
+        "ratio: time over ours",
+        "share: time of the step's matmuls alone over that of the step, with its 20th and 80th percentile",
+        f"{torch.get_num_threads()} threads each",
+    ],
     draw=draw,
     allocator="freed memory kept by ours",
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),

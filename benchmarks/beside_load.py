@@ -42,13 +42,8 @@ from lightning_llm.io.console import Console
 NOT_DEFAULT = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STEPS, KILLED_STEPS = 20, 40
 WAYS: dict[str, dict[str, str]] = {"bounded waiting (default)": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}
-EVERY_STEP = (
-    "--trainer.callbacks+=lightning_llm.training.callbacks.RunCheckpoints",
-    "--trainer.callbacks.every_n_steps=1",
-)
-
-
-SHORT = ("--trainer.limit_val_batches", "4")
+CALLBACK = "--trainer.callbacks"
+EVERY_STEP = (f"{CALLBACK}+=lightning_llm.training.callbacks.RunCheckpoints", f"{CALLBACK}.every_n_steps=1")
 
 
 def start(folder: Path, name: str, *options: str, **environment: str) -> "subprocess.Popen[bytes]":
@@ -77,7 +72,8 @@ def check(status: int, folder: Path, name: str, allowed: int = 0) -> None:
 
 def steps(number: int) -> tuple[str, ...]:
     """The options of a run of so many steps without validation in between."""
-    return ("--trainer.max_steps", str(number), "--trainer.val_check_interval", str(number), *SHORT)
+    steps = ("--trainer.max_steps", str(number), "--trainer.val_check_interval", str(number))
+    return (*steps, "--trainer.limit_val_batches", "4")
 
 
 def checkpoints(folder: Path, name: str) -> list[Path]:

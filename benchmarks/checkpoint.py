@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.steps import seconds_of
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns, ratios
+from lightning_llm.bench.rows import Row, columns, ratios
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.measure.meter import tensors_in
 from lightning_llm.measure.timer import now
@@ -32,15 +32,10 @@ from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 VARIANTS = ("waiting", "in the background", "step alone", "step during the write")
-COLUMNS: Columns = {
-    **columns("ms", "least", "most", "ratio", "saved MiB"),
-    "MB/s to disk": ("bytes_per_s", 1e-6, ".0f"),
-}
 _HIDDEN, _VOCAB, _BATCH, _SEQ = 512, 4096, 1, 32
 Taken = defaultdict[str, list[float]]
 Step = Callable[[], None]
 Content = Callable[[], dict[str, Any]]
-draw = bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}"))
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -110,7 +105,10 @@ BENCH = Bench(
     shapes=["30"],
     sizes=("millions of parameters",),
     dtypes=("float32",),
-    columns=COLUMNS,
-    draw=draw,
+    columns={
+        **columns("ms", "least", "most", "ratio", "saved MiB"),
+        "MB/s to disk": ("bytes_per_s", 1e-6, ".0f"),
+    },
+    draw=bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}")),
     files=("lightning_llm/checkpoints", "lightning_llm/training/checkpoint_io.py"),
 )

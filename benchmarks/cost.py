@@ -24,7 +24,7 @@ from benchmarks.parts import doubled
 from benchmarks.steps import plain_step
 from lightning_llm.bench.harness import Bench, Request, step_peak_bytes, timed_rows
 from lightning_llm.bench.plots import LOWER, lines, panels
-from lightning_llm.bench.rows import MIB, Columns, Row
+from lightning_llm.bench.rows import MIB, Row
 from lightning_llm.bench.workloads import HEAD_DIM, llama, model_config
 from lightning_llm.io.charts import chart, legend
 from lightning_llm.training.module import LanguageModel
@@ -40,19 +40,6 @@ VARIANTS = ("ours", "transformers")
 
 def _part(part: str, row: Row) -> Any:
     return row.parts_s and row.parts_s[part]
-
-
-COLUMNS: Columns = {
-    "size": ("value", 1, "d"),
-    "s to the first step": (lambda row: row.total_s if row.parts_s else None, 1, ".2f"),
-    **{part: (partial(_part, part), 1, ".2f") for part in start_up.PARTS},
-    "ms": (lambda row: None if row.parts_s else row.total_s, 1e3, ".1f"),
-    "µs/token": (lambda row: time_per_token(row), 1e6, ".1f"),
-    "time slope": ("time_slope", 1, ".2f"),
-    "peak MiB": ("peak_bytes", 1 / MIB, ".0f"),
-    "KiB/token": (lambda row: memory_per_token(row), 2**-10, ".1f"),
-    "memory slope": ("memory_slope", 1, ".2f"),
-}
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -110,9 +97,10 @@ def _along(axis: str, values: list[int], variants: Sequence[str], request: Reque
         sizes = {**BASE, axis: value}
         steps = {name: _Step(name, sizes, request.device, request.dtype) for name in variants}
         for row in timed_rows(steps, request, warmup=2, tokens=sizes["batch"] * sizes["context"]):
-            row.axis, row.value, row.peak_bytes = axis, value, steps[row.variant].peak_bytes()
+            step, row.axis, row.value = steps[row.variant], axis, value
+            row.peak_bytes = step_peak_bytes(step, step.model, step.optimizer, step.batch)
             rows.append(row)
-        del steps
+        del steps, step
         gc.collect()  # a module and its hooks may hold each other
     for name in variants:
         own = [row for row in rows if row.variant == name]
@@ -148,10 +136,6 @@ class _Step:
         loss = partial(self.loss, *self.batch)
         plain_step(loss, self.model, self.optimizer, device=self.device, dtype=self.dtype)
         self.optimizer.zero_grad()
-
-    def peak_bytes(self) -> int:
-        """The most that a step holds beyond weights, optimizer state and batch."""
-        return step_peak_bytes(self, self.model, self.optimizer, self.batch)
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
@@ -193,7 +177,17 @@ BENCH = Bench(
     shapes=DEFAULT_SHAPES,
     parse=parse,
     dtypes=("float32", "bfloat16"),  # the second by autocast
-    columns=COLUMNS,
+    columns={
+        "size": ("value", 1, "d"),
+        "s to the first step": (lambda row: row.total_s if row.parts_s else None, 1, ".2f"),
+        **{part: (partial(_part, part), 1, ".2f") for part in start_up.PARTS},
+        "ms": (lambda row: None if row.parts_s else row.total_s, 1e3, ".1f"),
+        "µs/token": (lambda row: time_per_token(row), 1e6, ".1f"),
+        "time slope": ("time_slope", 1, ".2f"),
+        "peak MiB": ("peak_bytes", 1 / MIB, ".0f"),
+        "KiB/token": (lambda row: memory_per_token(row), 2**-10, ".1f"),
+        "memory slope": ("memory_slope", 1, ".2f"),
+    },
     notes=lambda rows: ["what is not varied: " + ", ".join(f"{name} {value}" for name, value in BASE.items())],
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),

@@ -39,7 +39,6 @@ _STORE_FILES = ("train.bin", "val.bin", "meta.json", "tokenizer.json")
 
 Round = Callable[[Stage, random.Random], None]
 Damage = Callable[[bytes, random.Random], bytes]
-draw = bar_plot(Measure("repeated_steps", 1, f"steps repeated, at most{LOWER}"))
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -285,6 +284,6 @@ BENCH = Bench(
     dtypes=("float32",),  # a tiny model
     columns=COLUMNS,
     show=show,
-    draw=draw,
+    draw=bar_plot(Measure("repeated_steps", 1, f"steps repeated, at most{LOWER}")),
     check=parts.check,
 )

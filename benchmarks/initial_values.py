@@ -19,7 +19,7 @@ import torch
 from benchmarks import mup
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
 from lightning_llm.io.charts import chart
 from lightning_llm.model.weights import RESIDUAL_PROJECTIONS
 from lightning_llm.statistics.estimates import correlation, paired, seeds_saved
@@ -32,14 +32,6 @@ SIDES: dict[str, dict[str, Any]] = {
     "far": {"mlp": "gelu", "intermediate_size": 4 * HIDDEN},
 }
 DRAWS = ("by name", "one generator")
-COLUMNS: Columns = {
-    "shared tensors": ("shared", 1, "d"),
-    "equal at the start": ("equal", 1, "d"),
-    "difference": ("difference", 1, "+.4f"),
-    "standard deviation": ("sd", 1, ".4f"),
-    "correlation": ("correlation", 1, "+.2f"),
-    "seeds saved": ("seeds_saved", 1, "d"),
-}
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -117,7 +109,14 @@ BENCH = Bench(
     sizes=("seeds", "steps"),
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
+    columns={
+        "shared tensors": ("shared", 1, "d"),
+        "equal at the start": ("equal", 1, "d"),
+        "difference": ("difference", 1, "+.4f"),
+        "standard deviation": ("sd", 1, ".4f"),
+        "correlation": ("correlation", 1, "+.2f"),
+        "seeds saved": ("seeds_saved", 1, "d"),
+    },
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/optim"),
     check=check,

@@ -37,7 +37,7 @@ from benchmarks.runs import fit
 from lightning_llm.accounting.dial import LR, Dial, dial, parse_size, with_options
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config
@@ -52,19 +52,6 @@ VARIANTS: dict[str, Any] = {DEFAULT: {}, "AdamW": {"model.optimizer": _ADAMW}, "
 MOST_MOVED = 0.5  # octaves, over all sizes
 DIVERGED = 5.0  # nats per character of a run whose loss is NaN: worse than guessing
 COVERAGE = "coverage"
-COLUMNS: Columns = {
-    "best rate": ("best_lr", 1, ".4f"),
-    "loss there": ("val_loss", 1, ".4f"),
-    "octaves above the dial": ("octaves", 1, "+.2f"),
-    "tilt per 4x": ("tilt", 1, "+.2f"),
-    "from": ("tilt_low", 1, "+.2f"),
-    "to": ("tilt_high", 1, "+.2f"),
-    "covered, %": ("covered", 100, ".1f"),
-    "lowest, %": ("lowest", 100, ".1f"),
-    "highest, %": ("highest", 100, ".1f"),
-    "promised, %": ("promised", 100, ".1f"),
-    "half-width": ("half_width", 1, ".4f"),
-}
 
 
 def parse(text: str) -> list[int] | str:
@@ -78,9 +65,7 @@ def parse(text: str) -> list[int] | str:
     name, _, sizes = text.partition("=")
     found = [parse_size(size) for size in (sizes or SIZES).split(",")]
     if name != "transfer" or sorted(set(found)) != found or len(found) < 2:
-        raise ValueError(
-            f"shapes {text!r} must be coverage, transfer, or transfer= with rising sizes: transfer=25k,50k"
-        )
+        raise ValueError(f"shapes {text!r} must be coverage, transfer, or rising sizes such as transfer=25k,50k")
     return found
 
 
@@ -248,7 +233,19 @@ BENCH = Bench(
     parse=parse,
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
+    columns={
+        "best rate": ("best_lr", 1, ".4f"),
+        "loss there": ("val_loss", 1, ".4f"),
+        "octaves above the dial": ("octaves", 1, "+.2f"),
+        "tilt per 4x": ("tilt", 1, "+.2f"),
+        "from": ("tilt_low", 1, "+.2f"),
+        "to": ("tilt_high", 1, "+.2f"),
+        "covered, %": ("covered", 100, ".1f"),
+        "lowest, %": ("lowest", 100, ".1f"),
+        "highest, %": ("highest", 100, ".1f"),
+        "promised, %": ("promised", 100, ".1f"),
+        "half-width": ("half_width", 1, ".4f"),
+    },
     draw=draw,
     files=(
         *("lightning_llm/accounting/dial.py", "lightning_llm/statistics/extrapolation.py"),

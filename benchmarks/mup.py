@@ -30,7 +30,7 @@ from benchmarks.cost import slope
 from benchmarks.parts import doubled
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.corpora import open_corpus
@@ -47,15 +47,11 @@ CHECK_STEPS, CHECK_LR, CHECK_SEEDS = 5, 2**-8, range(4)
 STEPS, SEEDS = 100, range(2)
 RATES = [2 ** (-half / 2) for half in range(22, 9, -1)]  # 0.0005 to 0.03
 WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
-MOST_SLOPE, MOST_MOVED, LEAST_MOVED = 0.1, 1, 2
-COLUMNS: Columns = {
-    "change, narrowest": (lambda row: row.changes and row.changes[0], 1, ".3g"),
-    "change, widest": (lambda row: row.changes and row.changes[-1], 1, ".3g"),
-    "slope": ("slope", 1, "+.3f"),
-    "best rate": ("best_lr", 1, ".5f"),
-    "loss there": ("val_loss", 1, ".4f"),
-    "moved, points": ("moved", 1, "+d"),
+LOOKS = {  # of a plot: the field of x, and the labels
+    "changes": ("widths", "width", "mean change of activations"),
+    "losses": ("rates", "learning rate", f"validation loss, nats/character\n{LOWER.strip()}"),
 }
+MOST_SLOPE, MOST_MOVED, LEAST_MOVED = 0.1, 1, 2
 Batch = dict[str, Tensor]
 
 
@@ -216,29 +212,26 @@ def check(rows: Sequence[Row]) -> None:
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """Without ``mup`` on the left, with it on the right: change against width, loss against learning rate."""
-    kinds = [own for field in ("changes", "losses") if (own := [row for row in rows if getattr(row, field)])]
+    kinds = {field: own for field in LOOKS if (own := [row for row in rows if getattr(row, field)])}
     with chart(path, title, height=3.4 * len(kinds), rows=len(kinds), columns=2, sharey="row", **options) as axes:
-        for line, own in zip(axes, kinds, strict=True):
+        for line, (field, own) in zip(axes, kinds.items(), strict=True):
+            x, xlabel, ylabel = LOOKS[field]
+            points = getattr(own[0], x)[:: 1 if field == "changes" else 4]
             for axis, variant in zip(line, VARIANTS, strict=True):
                 for row in own:
-                    name, _, label = row.variant.partition(": ")
-                    if name == variant and row.changes:
-                        axis.plot(row.widths, row.changes, marker="o", ms=3, label=f"{label}: slope {row.slope:+.2f}")
-                    elif name == variant:
-                        axis.plot(row.rates, row.losses, marker="o", ms=3, label=f"{label} wide")
-                axis.set(title=variant, xlabel="width" if own[0].changes else "learning rate", xscale="log")
+                    name, _, part = row.variant.partition(": ")
+                    if name == variant:
+                        label = f"{part}: slope {row.slope:+.2f}" if field == "changes" else f"{part} wide"
+                        axis.plot(getattr(row, x), getattr(row, field), marker="o", ms=3, label=label)
+                axis.set(title=variant, xlabel=xlabel, xscale="log")
                 axis.grid()
                 axis.legend(fontsize=8.5)
-                points = own[0].widths if own[0].changes else own[0].rates[::4]
                 axis.set_xticks(points, [f"{point:.2g}" if point < 1 else f"{point}" for point in points])
                 axis.minorticks_off()
-            if own[0].changes:
-                most = max(max(row.changes) for row in own)
-                line[0].set(ylabel="mean change of activations", yscale="log", ylim=(None, 1e4 * most))  # the legend's
-            else:
-                line[0].set(ylabel=f"validation loss, nats/character\n{LOWER.strip()}")
-                best = min(min(row.losses) for row in own)
-                line[0].set_ylim(0.97 * best, 1.4 * best)
+            values = [value for row in own for value in getattr(row, field)]
+            line[0].set(ylabel=ylabel, ylim=(0.97 * min(values), 1.4 * min(values)))
+            if field == "changes":
+                line[0].set(yscale="log", ylim=(None, 1e4 * max(values)))  # with room for the legend
 
 
 BENCH = Bench(
@@ -247,7 +240,14 @@ BENCH = Bench(
     parse=parse,
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
+    columns={
+        "change, narrowest": (lambda row: row.changes and row.changes[0], 1, ".3g"),
+        "change, widest": (lambda row: row.changes and row.changes[-1], 1, ".3g"),
+        "slope": ("slope", 1, "+.3f"),
+        "best rate": ("best_lr", 1, ".5f"),
+        "loss there": ("val_loss", 1, ".4f"),
+        "moved, points": ("moved", 1, "+d"),
+    },
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
     check=check,

@@ -44,7 +44,6 @@ VARIANTS = ("raw", *LIGHTNING, "fit")
 WARM_UP = 50  # steps
 _CONTEXT, _ROWS = 32, 8
 _CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
-draw = bar_plot(Measure("total_s", 1e3, f"ms per step outside forward, backward, clipping and optimizer{LOWER}"))
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -146,6 +145,6 @@ BENCH = Bench(
     dtypes=("float32",),
     columns=columns("ms", "least", "most"),
     notes=lambda rows: ["time of a step outside forward, backward, clipping and optimizer"],
-    draw=draw,
+    draw=bar_plot(Measure("total_s", 1e3, f"ms per step outside forward, backward, clipping and optimizer{LOWER}")),
     files=("lightning_llm/training", "lightning_llm/data/batches.py"),
 )

@@ -28,10 +28,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.steps import LossModule, plain_step, process_group, seconds_of
-from lightning_llm.bench.harness import Bench, Request
+from lightning_llm.bench.harness import Bench, Request, describe_machine
 from lightning_llm.bench.plots import HIGHER, lines, panels
 from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import MIB, Columns, Row, columns
+from lightning_llm.bench.rows import MIB, Row, columns
 from lightning_llm.bench.workloads import Sizes, model_config
 from lightning_llm.io.charts import chart, legend
 from lightning_llm.training.module import LanguageModel
@@ -41,11 +41,6 @@ VOCAB = 4096
 WARM_UP, STEPS = 3, 5  # of each count and round
 APART = 0  # all processes at once, none of which exchanges anything
 SMALL, LARGE = 4, 2**26  # bytes of the all-reduces that latency and bandwidth are taken from
-COLUMNS: Columns = {
-    **columns("total ms", "tokens/s"),
-    "efficiency": ("ratio", 1, ".2f"),
-    "MiB on the wire per step, all": ("wire_bytes", 1 / MIB, ".1f"),
-}
 
 Found = dict[str, Any]
 
@@ -172,15 +167,14 @@ def _rows(results: Found, counts: list[int], request: Request) -> Iterator[Row]:
     tokens = request.sizes["rows"] * request.sizes["context"]
 
     def row(count: int, seconds: float, variant: str, wire: float | None) -> Row:
-        made = request.row(
+        return request.row(
             variant,
             total_s=seconds,
             tokens_per_s=count * tokens / seconds,
             ratio=medians[1] / seconds,  # efficiency: the work of each process stays the same
             wire_bytes=None if wire is None else int(wire),
+            machine=describe_machine(request.device).partition(",")[0],  # each has one thread
         )
-        made.machine = made.machine.partition(",")[0]  # each has one thread
-        return made
 
     for count in counts:
         wire = results["wire"][count] if request.device == "cpu" and count > 1 else None
@@ -213,7 +207,11 @@ BENCH = Bench(
     run=run,
     shapes=["4x256x256x4"],
     sizes=("layers", "hidden", "context", "rows"),  # of each process
-    columns=COLUMNS,
+    columns={
+        **columns("total ms", "tokens/s"),
+        "efficiency": ("ratio", 1, ".2f"),
+        "MiB on the wire per step, all": ("wire_bytes", 1 / MIB, ".1f"),
+    },
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

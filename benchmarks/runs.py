@@ -25,7 +25,6 @@ RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
         (_CHAR, None, ["--trainer.max_steps=1300", "--trainer.val_check_interval=650"]),
     ],
 }
-draw = bar_plot(Measure("val_loss", 1, f"validation loss, nats/token{LOWER}"))
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -64,7 +63,7 @@ BENCH = Bench(
     parse=partial(parts.named, RUNS),
     dtypes=("float32",),  # each config has its own
     columns={**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")},
-    draw=draw,
+    draw=bar_plot(Measure("val_loss", 1, f"validation loss, nats/token{LOWER}")),
     allocator="allocator as fit sets it",
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim", "lightning_llm/data", "configs"),
 )

@@ -22,17 +22,12 @@ from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.distributed import leave_groups
 
-Clip = Callable[[Iterable[Tensor], float], object]
+Clip = Callable[[Iterable[Tensor], float], object] | None
+CLIP: Clip = nn.utils.clip_grad_norm_
 
 
 def plain_step(
-    loss: Callable[[], Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    device: str,
-    dtype: str = "float32",
-    clip: Clip | None = nn.utils.clip_grad_norm_,
+    loss: Callable[[], Any], model: nn.Module, optimizer: Any, *, device: str, dtype: str = "float32", clip: Clip = CLIP
 ) -> None:
     """Forward under autocast, backward, clipping at 1, and the optimizer; the gradients are still there afterwards.
 
@@ -79,17 +74,17 @@ def process_group(rank: int, world: int, device: str, meeting: str) -> Iterator[
     leave_groups()
 
 
-def compiled_code() -> dict[str, int]:
-    """What ``torch.compile`` made in this process: graphs, graph breaks, and recompiles of the same code."""
+def what_ran(sizes: Sizes, dtype: str, device: str) -> dict[str, Any]:
+    """What ``torch.compile`` made in this process: graphs, graph breaks, and recompiles of the same code.
+
+    And the kernel that torch chooses for causal attention of this shape, with the version of cuDNN.
+    """
     recompiles = sum(one.recompile_reason is not None for one in get_compilation_metrics())
     breaks = sum(counters["graph_break"].values())
-    return {"graphs": counters["stats"]["unique_graphs"], "graph_breaks": breaks, "recompiles": recompiles}
-
-
-def attention(sizes: Sizes, dtype: str, device: str) -> dict[str, Any]:
-    """The kernel that torch chooses for causal attention of this shape, and the version of cuDNN."""
+    compiled = {"graphs": counters["stats"]["unique_graphs"], "graph_breaks": breaks, "recompiles": recompiles}
     chosen = attention_kernel(model_config(sizes), sizes["context"], getattr(torch, dtype), torch.device(device))
-    return {"attention": chosen, "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {**compiled, "attention": chosen, "cudnn": cudnn}
 
 
 def utilization(config: ModelConfig, context: int, tokens_per_s: float, device: str, dtype: str) -> float | None:

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import parts
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
 from lightning_llm.statistics.estimates import Array
 from lightning_llm.statistics.stream import CONFIRMATION, StreamRule
 
@@ -34,17 +34,9 @@ NOISE: dict[str, Draw] = {  # with mean 0 and standard deviation 1; a negative d
     "exponential, mostly worse": lambda rng, n: 1 - rng.exponential(size=n),
     "spikes, one in ten": lambda rng, n: (rng.standard_normal(n) - 0.4 + 4 * (rng.random(n) < 0.1)) / np.sqrt(2.44),
 }
-COLUMNS: Columns = {
-    "streams with an adoption, %": ("any", 100, ".1f"),
-    "true ones adopted, %": ("power", 100, ".0f"),
-    "false of those adopted, %": ("false", 100, ".1f"),
-    "pairs per idea": ("pairs", 1, ".1f"),
-}
 
 
-def judged(
-    differences: list[float], fresh: list[float], threshold: float, way: str, rule: StreamRule
-) -> tuple[bool, int]:
+def judged(way: str, rule: StreamRule, threshold: float, differences: Any, fresh: Any) -> tuple[bool, int]:
     """Whether a way adopts an idea, and the pairs that it takes."""
     if way == LOWER:
         return differences[0] < 0, 1
@@ -67,7 +59,7 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
         if adaptive and best is not None:
             drawn[: rule.most] = CORRELATION * best + np.sqrt(1 - CORRELATION**2) * drawn[: rule.most]
         differences, fresh = np.split(drawn - effect, [rule.most])
-        is_adopted, pairs = judged(list(differences), list(fresh), rule.threshold(place, sum(adopted)), way, rule)
+        is_adopted, pairs = judged(way, rule, rule.threshold(place, sum(adopted)), list(differences), list(fresh))
         if adaptive and not is_adopted and (best is None or differences[:4].mean() < best[:4].mean()):
             best = differences
         adopted.append(is_adopted)
@@ -114,7 +106,12 @@ BENCH = Bench(
     parse=partial(parts.named, PARTS),
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
+    columns={
+        "streams with an adoption, %": ("any", 100, ".1f"),
+        "true ones adopted, %": ("power", 100, ".0f"),
+        "false of those adopted, %": ("false", 100, ".1f"),
+        "pairs per idea": ("pairs", 1, ".1f"),
+    },
     draw=partial(parts.draw_bars, [Measure("any", 100, "%"), Measure("power", 100, "%")]),
     files=("lightning_llm/statistics/stream.py",),
     check=parts.check,

@@ -23,20 +23,11 @@ from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure, most_
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import MIB, Columns, Row, columns, groups, ratios
+from lightning_llm.bench.rows import MIB, Row, columns, groups, ratios
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.model.config import ModelConfig
 
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
-COLUMNS: Columns = {
-    "rows": ("rows", 1, "d"),
-    **columns("total ms", "tokens/s"),
-    "previous": ("ratio", 1, ".2f"),
-    "first": ("ratio_to_first", 1, ".2f"),
-    **columns("peak MiB"),
-    "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
-    "MFU %": ("mfu", 100, ".1f"),
-}
 draw = bar_plot(
     Measure("tokens_per_s", 1, f"tokens/s{HIGHER}", note=lambda row: f"× {row.ratio_to_first:.2f}"),
     Measure("peak_bytes", 1 / MIB, f"peak of a step's tensors, MiB{LOWER}"),
@@ -219,7 +210,15 @@ BENCH = Bench(
     sizes=("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab"),
     named_shapes={"124m": ["12x12x768x2048x1024x8x50304"]},
     dtypes=("float32",),  # the techniques change to bf16 themselves
-    columns=COLUMNS,
+    columns={
+        "rows": ("rows", 1, "d"),
+        **columns("total ms", "tokens/s"),
+        "previous": ("ratio", 1, ".2f"),
+        "first": ("ratio_to_first", 1, ".2f"),
+        **columns("peak MiB"),
+        "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
+        "MFU %": ("mfu", 100, ".1f"),
+    },
     notes=notes,
     draw=draw,
     allocator="default allocator until the technique that sets it",

@@ -89,10 +89,9 @@ def _install(packages: Iterable[str], wheels: Path) -> list[str]:
             arguments = ["install", "--quiet", "--no-index", "--find-links", str(wheels), package]
             done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
             if done.returncode:
-                said = [
-                    line for line in done.stderr.splitlines() if line.startswith("ERROR")
-                ] or done.stderr.splitlines()
-                print(f"pip install {package}: {(said or ['no output'])[-1]}", flush=True)
+                lines = ["no output", *done.stderr.splitlines()]
+                lines = [line for line in lines if line.startswith("ERROR")] or lines
+                print(f"pip install {package}: {lines[-1]}", flush=True)
     return _missing({**REQUIRED, **OPTIONAL})
 
 

@@ -18,23 +18,13 @@ from benchmarks.gpu.runner import Machine, Part, Task, with_target
 from benchmarks.runs import fit
 from lightning_llm.bench import generate
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.rows import Row, columns
 from lightning_llm.io.units import GIB
 
 CONFIG = "shakespeare-char-gpu.yaml"
 COMPILED = "--model.compile_mode=default"
 TARGETS = {"best_val_loss": 1.47, "training_s": 60.0}
 TOY = ["hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2", "max_position_embeddings=16"]
-COLUMNS: Columns = {
-    **with_target("best loss", "best_val_loss", 1, ".4f"),
-    **with_target("training s", "training_s", 1, ".1f"),
-    **columns("s", "tokens/s"),
-    "peak GiB": ("peak_gib", 1, ".2f"),
-    "MB/s to disk": ("bytes_per_s", 1e-6, ",.0f"),
-    "same bits": (lambda row: None if row.same_bits is None else ("no", "yes")[row.same_bits], 1, ""),
-    "metered GiB": ("metered_bytes", 1 / GIB, ".2f"),
-}
-draw = bar_plot(Measure("total_s", 1, f"seconds{LOWER}"), by=("shape",), log=True)
 
 
 def tasks(machine: Machine) -> list[Task]:
@@ -130,7 +120,15 @@ def _generation(machine: Machine) -> Iterator[Row]:
 PART = Part(
     name="fit",
     tasks=tasks,
-    columns=COLUMNS,
-    draw=draw,
+    columns={
+        **with_target("best loss", "best_val_loss", 1, ".4f"),
+        **with_target("training s", "training_s", 1, ".1f"),
+        **columns("s", "tokens/s"),
+        "peak GiB": ("peak_gib", 1, ".2f"),
+        "MB/s to disk": ("bytes_per_s", 1e-6, ",.0f"),
+        "same bits": (lambda row: None if row.same_bits is None else ("no", "yes")[row.same_bits], 1, ""),
+        "metered GiB": ("metered_bytes", 1 / GIB, ".2f"),
+    },
+    draw=bar_plot(Measure("total_s", 1, f"seconds{LOWER}"), by=("shape",), log=True),
     files=(*runs.BENCH.files, "lightning_llm/training", "lightning_llm/checkpoints", "lightning_llm/generation"),
 )

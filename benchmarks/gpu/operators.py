@@ -23,7 +23,7 @@ from lightning_llm.accounting.memory import step_memory
 from lightning_llm.bench import loss, swiglu
 from lightning_llm.bench.harness import measure
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.rows import Row, columns
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.io.units import GIB
 
@@ -63,19 +63,6 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "context 4096": ("12x12x768x2048x4096x2x50304", "bf16-mixed", _OPTIMIZED),
     "64 rows of 256": ("12x12x768x2048x256x64x50304", "bf16-mixed", _OPTIMIZED),
     "vocabulary 128256": ("12x12x768x2048x1024x8x128256", "bf16-mixed", _OPTIMIZED),
-}
-COLUMNS: Columns = {
-    **columns("total ms"),
-    **with_target("ratio", "ratio", 1, ".2f"),
-    **with_target("peak GiB", "whole_peak_bytes", 1 / GIB, ".2f"),
-    **with_target("peak ratio", "peak_ratio", 1, ".2f"),
-    "course GB": ("course_peak_gb", 1, ".2f"),
-    "course ms": ("course_s", 1e3, ",.0f"),
-    "predicted GiB": ("predicted_bytes", 1 / GIB, ".2f"),
-    **with_target("off %", "prediction_error", 100, ".1f"),
-    "reserved GiB": ("reserved_bytes", 1 / GIB, ".2f"),
-    "device GiB": ("device_bytes", 1 / GIB, ".2f"),
-    "outcome": ("outcome", 1, ""),
 }
 _draw = bar_plot(
     Measure("total_s", 1e3, f"ms, forward and backward{LOWER}"),
@@ -135,11 +122,10 @@ def _gpu_tests(machine: Machine) -> Iterator[Row]:
                 raise
         for case in ElementTree.parse(report).iter("testcase"):
             told = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
-            outcome = "passed" if told is None else told.tag
-            failed = told is not None and outcome != "skipped"
-            message = str(told.get("message") if told is not None else "").splitlines() or [outcome]
+            outcome, message = ("passed", "") if told is None else (told.tag, told.get("message") or told.tag)
+            error = message.splitlines()[0] if outcome in ("failure", "error") else None
             name, seconds = f"{case.get('classname')}.{case.get('name')}", float(case.get("time") or 0)
-            yield machine.row(name, [seconds], outcome=outcome, error=message[0] if failed else None)
+            yield machine.row(name, [seconds], outcome=outcome, error=error)
 
 
 def _has_liger(machine: Machine) -> bool:
@@ -206,7 +192,19 @@ def _peak(machine: Machine, name: str) -> Iterator[Row]:
 PART = Part(
     name="operators",
     tasks=tasks,
-    columns=COLUMNS,
+    columns={
+        **columns("total ms"),
+        **with_target("ratio", "ratio", 1, ".2f"),
+        **with_target("peak GiB", "whole_peak_bytes", 1 / GIB, ".2f"),
+        **with_target("peak ratio", "peak_ratio", 1, ".2f"),
+        "course GB": ("course_peak_gb", 1, ".2f"),
+        "course ms": ("course_s", 1e3, ",.0f"),
+        "predicted GiB": ("predicted_bytes", 1 / GIB, ".2f"),
+        **with_target("off %", "prediction_error", 100, ".1f"),
+        "reserved GiB": ("reserved_bytes", 1 / GIB, ".2f"),
+        "device GiB": ("device_bytes", 1 / GIB, ".2f"),
+        "outcome": ("outcome", 1, ""),
+    },
     draw=draw,
     files=("lightning_llm/ops", "lightning_llm/accounting", "lightning_llm/model"),
 )

@@ -8,7 +8,7 @@ its time in. Of transformers with and without Liger-Kernel the faster counts.
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from benchmarks.gpu.runner import Machine, Part, Task, with_target
 from benchmarks.steps import utilization
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.rows import Row, columns
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.io.units import GIB
 from lightning_llm.measure.timer import now
@@ -50,15 +50,6 @@ KINDS = {
     "copy": "memcpy|memset|copy_kernel",
     "elementwise": "triton|elementwise|reduce|norm",
 }
-COLUMNS: Columns = {
-    **columns("total ms", "tokens/s"),
-    **with_target("MFU %", "mfu", 100, ".1f", "≥"),
-    **with_target("× nanogpt", "over_nanogpt", 1, ".2f", "≥"),
-    **with_target("× transformers", "over_transformers", 1, ".2f", "≥"),
-    "peak GiB": ("peak_bytes", 1 / GIB, ".1f"),
-    "idle %": ("idle_share", 100, ".1f"),
-    "slowest kernel": (lambda row: row.kernels and row.kernels[0]["name"][:40], 1, ""),
-}
 draw = bar_plot(
     Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"),
     Measure("mfu", 100, f"MFU, %{HIGHER}"),
@@ -79,10 +70,8 @@ def tasks(machine: Machine) -> list[Task]:
         for n in (1, 2)
     )
     profiles = [Task(f"{model}, profile", 40, partial(_profile, machine, model), model == "124 M") for model in models]
-    wide = [
-        Task(f"124 M, ours in {name}", 30, partial(_step, machine, "124 M", "ours", 1, "float32", environment))
-        for name, environment in (("float32", {}), ("TF32", TF32))
-    ]
+    step = partial(_step, machine, "124 M", "ours", 1)
+    wide = [Task(f"124 M, ours in {name}", 30, partial(step, name == "TF32")) for name in ("float32", "TF32")]
     return [*first, *profiles, *wide, *([] if machine.dry_run else reversed(second))]
 
 
@@ -106,23 +95,16 @@ def _request(machine: Machine, model: str, dtype: str) -> Request:
     return request
 
 
-def _step(
-    machine: Machine,
-    model: str,
-    side: str,
-    number: int,
-    dtype: str = "bfloat16",
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Row]:
-    request = _request(machine, model, dtype)
-    fields: dict[str, Any] = {"model": model, "round": number}
-    fields |= {"tf32": bool(environment)} if dtype == "float32" else {}
-    variant = f"{side}, TF32" if environment else side
+def _step(machine: Machine, model: str, side: str, number: int, tf32: bool | None = None) -> Iterator[Row]:
+    """A row of a side in bfloat16, or in float32 with TF32 or without."""
+    request = _request(machine, model, "bfloat16" if tf32 is None else "float32")
+    fields: dict[str, Any] = {"model": model, "round": number, **({} if tf32 is None else {"tf32": tf32})}
+    variant = f"{side}, TF32" if tf32 else side
     if why := baselines.lacking(side, request.device):
         yield request.row(variant, error=why, is_missing=True, **fields)
         return
-    result, context = baselines.run_side(side, request, environment), request.sizes["context"]
-    speed, kind = request.sizes["rows"] * context / result["median_s"], "tf32" if environment else dtype
+    result, context = baselines.run_side(side, request, TF32 if tf32 else {}), request.sizes["context"]
+    speed, kind = request.sizes["rows"] * context / result["median_s"], "tf32" if tf32 else request.dtype
     share = utilization(model_config(request.sizes), context, speed, machine.device, kind)
     fields |= {"mfu": share, "peak_bytes": int(result["peak_bytes"]), "ran": result["ran"]}
     yield request.row(variant, [result["median_s"]], tokens_per_s=speed, **fields)
@@ -172,7 +154,15 @@ def kind_of(kernel: str) -> str:
 PART = Part(
     name="training",
     tasks=tasks,
-    columns=COLUMNS,
+    columns={
+        **columns("total ms", "tokens/s"),
+        **with_target("MFU %", "mfu", 100, ".1f", "≥"),
+        **with_target("× nanogpt", "over_nanogpt", 1, ".2f", "≥"),
+        **with_target("× transformers", "over_transformers", 1, ".2f", "≥"),
+        "peak GiB": ("peak_bytes", 1 / GIB, ".1f"),
+        "idle %": ("idle_share", 100, ".1f"),
+        "slowest kernel": (lambda row: row.kernels and row.kernels[0]["name"][:40], 1, ""),
+    },
     draw=draw,
     files=baselines.BENCH.files,
     complete=derive,
