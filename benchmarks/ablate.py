@@ -57,14 +57,6 @@ SHOWN = [
 SAVING = {STEPS: 400, INTERVAL: 40}  # a kill may hit training and saving
 
 
-def run(request: Request) -> Iterator[Row]:
-    """The rows of a part. ``problems`` are what should not be."""
-    yield from request.sizes(request)
-
-
-# ---- verdicts
-
-
 class Way(NamedTuple):
     """How a comparison is judged: at which numbers of pairs, and which of them were planned."""
 
@@ -157,9 +149,6 @@ def _shares(request: Request, effects: Sequence[float], count: int, tolerance: f
         yield request.row(label, **shares, pairs=pairs, effect=effect, comparisons=count, **facts)
 
 
-# ---- whole experiments
-
-
 def _tuning(request: Request) -> Iterator[Row]:
     """The baseline's learning rate is too low. The variant has four times that rate, and a quarter of the MLP's width.
 
@@ -224,7 +213,7 @@ PARTS = {
     **{"tuning": _tuning, "kills": _kills, "workers": _workers, "throughput": throughput, **ablate_looks.PARTS},
 }
 BENCH = Bench(
-    run=run,
+    run=lambda request: request.sizes(request),  # the rows of a part
     shapes=list(PARTS),
     parse=partial(parts.named, PARTS),
     devices=("cpu",),

@@ -31,6 +31,11 @@ EFFECTS = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 DELTAS = (0.6, 1.0, 2.0)
 FEWEST = 200  # verdicts that make a mean or a median
 UNDECIDED, BETTER, WORSE, EQUIVALENT = 0, -1, 1, 2
+UNSTABLE_EFFECT = 0.5  # a typical run is 1 better, and the mean is worse by this
+CORRELATIONS, TUNED_VARIANTS = (0.0, 0.8), (1, 2, 4)  # of a variant's two differences, tuned and untuned
+RATIOS = (1.0, 2.0, 0.5)  # of the standard deviation of one variant to the others'
+POOLED_EFFECT = 1.5
+TESTED = 3  # variants, and the null variant, whose variance is pooled with theirs
 
 
 class Candidate(NamedTuple):
@@ -52,11 +57,9 @@ class Candidate(NamedTuple):
 
 
 CHOSEN = Candidate((8, 12, 16), RHO, RESERVE)
-
-
-# ---- paths
-
-
+EXTENDED = (CHOSEN, *(CHOSEN._replace(looks=looks) for looks in ((4, 6, 8, 12, 16), (4, 6), (4,))))
+UNTIL, MOST_ADDED = (36, 81, 200), 200  # pairs
+ADDED_EFFECT = 0.5
 NOISES: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
     "normal": lambda rng, shape: rng.normal(0, 1, shape),
     "t3": lambda rng, shape: rng.standard_t(3, shape) / math.sqrt(3),
@@ -71,9 +74,6 @@ NOISES: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
 def draws(noise: str, paths: int, pairs: int = MOST, seed: int = 0) -> Array:
     """Differences without a true one, shape (paths, pairs), with a standard deviation of 1."""
     return NOISES[noise](np.random.default_rng(seed), (paths, pairs))
-
-
-UNSTABLE_EFFECT = 0.5  # a typical run is 1 better, and the mean is worse by this
 
 
 class Paths(NamedTuple):
@@ -96,9 +96,6 @@ class Paths(NamedTuple):
 def paths_of(noise: str, at: tuple[int, ...], paths: int) -> Paths:
     """The paths of a shape of noise, the same for each candidate."""
     return Paths.of(draws(noise, paths), at)
-
-
-# ---- the verdict rule, for all paths at once
 
 
 class Stops(NamedTuple):
@@ -223,9 +220,6 @@ def _row(request: Request, name: str, found: dict[str, Any]) -> Row:
     return request.row(name, **found, found=found["direction"][at], pairs=found["mean_pairs"][at], paths=PATHS)
 
 
-# ---- two rules that are not used
-
-
 def _equivalence(request: Request) -> Iterator[Row]:
     """``equivalent`` by the interval of the verdict, and by two one-sided tests that spend twice as much."""
     paths = paths_of("normal", CHOSEN.looks, PATHS)
@@ -239,11 +233,6 @@ def _equivalence(request: Request) -> Iterator[Row]:
         }
         row = _rounded({**shares, "variants": variants, "delta": delta, "found": shares["one_equal"]})
         yield request.row(f"{_many(variants)}, delta {delta:g} sd", **row, paths=PATHS)
-
-
-RATIOS = (1.0, 2.0, 0.5)  # of the standard deviation of one variant to the others'
-POOLED_EFFECT = 1.5
-TESTED = 3  # variants, and the null variant, whose variance is pooled with theirs
 
 
 def _pooled(request: Request) -> Iterator[Row]:
@@ -296,14 +285,6 @@ def moderated(variances: Array, freedom: float) -> tuple[Array, Array]:
     return (prior * common + freedom * variances) / (prior + freedom), np.minimum(prior + freedom, many * freedom)
 
 
-# ---- beyond the planned looks of one family
-
-
-EXTENDED = (CHOSEN, *(CHOSEN._replace(looks=looks) for looks in ((4, 6, 8, 12, 16), (4, 6), (4,))))
-UNTIL, MOST_ADDED = (36, 81, 200), 200  # pairs
-ADDED_EFFECT = 0.5
-
-
 def _added(request: Request) -> Iterator[Row]:
     """Directions where whoever finds nothing at the planned looks continues with the further ones."""
     for case, variants in itertools.product(EXTENDED, VARIANTS):
@@ -337,9 +318,6 @@ def long_paths(at: tuple[int, ...], paths: int) -> Paths:
         means[row] = total / at[row]
         errors[row] = np.sqrt((squares / at[row] - means[row] ** 2) / (at[row] - 1))
     return Paths(means, errors)
-
-
-CORRELATIONS, TUNED_VARIANTS = (0.0, 0.8), (1, 2, 4)  # of a variant's two differences, tuned and untuned
 
 
 def _tuned(request: Request) -> Iterator[Row]:

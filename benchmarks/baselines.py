@@ -80,28 +80,20 @@ class Found(NamedTuple):
     gpu: dict[str, float]
 
 
-class Variant(NamedTuple):
-    """How a side runs."""
-
-    side: str
-    keep_freed_memory: bool = False
-    compiled: bool = False
-
-
-VARIANTS = {
-    "transformers": Variant("transformers"),
-    "litgpt": Variant("litgpt"),
-    "nanogpt": Variant("nanogpt"),
-    "ours": Variant("ours", keep_freed_memory=True),
-    "transformers (kept)": Variant("transformers", keep_freed_memory=True),
-    "litgpt (kept)": Variant("litgpt", keep_freed_memory=True),
-    "ours (memory returned)": Variant("ours"),
-    "transformers (compiled)": Variant("transformers", compiled=True),
-    "litgpt (compiled)": Variant("litgpt", compiled=True),
-    "nanogpt (compiled)": Variant("nanogpt", compiled=True),
-    "liger (compiled)": Variant("liger", compiled=True),
-    "ours (compiled)": Variant("ours", keep_freed_memory=True, compiled=True),
-    "ours (compiled as one)": Variant("ours as one", keep_freed_memory=True, compiled=True),
+VARIANTS = {  # the side, whether freed memory is kept, and whether it is compiled
+    "transformers": ("transformers", False, False),
+    "litgpt": ("litgpt", False, False),
+    "nanogpt": ("nanogpt", False, False),
+    "ours": ("ours", True, False),
+    "transformers (kept)": ("transformers", True, False),
+    "litgpt (kept)": ("litgpt", True, False),
+    "ours (memory returned)": ("ours", False, False),
+    "transformers (compiled)": ("transformers", False, True),
+    "litgpt (compiled)": ("litgpt", False, True),
+    "nanogpt (compiled)": ("nanogpt", False, True),
+    "liger (compiled)": ("liger", False, True),
+    "ours (compiled)": ("ours", True, True),
+    "ours (compiled as one)": ("ours as one", True, True),
 }
 
 
@@ -128,7 +120,7 @@ def run(request: Request) -> Iterator[Row]:
 
 def lacking(name: str, device: str) -> str:
     """What a variant lacks here; empty if it can run."""
-    side = VARIANTS[name].side
+    side, *_ = VARIANTS[name]
     missing = [package.replace("_", "-") for package in PACKAGES.get(side, []) if find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed; python -m pip install {missing[0]}"
@@ -138,11 +130,8 @@ def lacking(name: str, device: str) -> str:
 def run_side(name: str, request: Request, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """One variant in a process of its own, as :func:`measure` finds it."""
     job = {"sizes": request.sizes, "dtype": request.dtype, "device": request.device, "steps": STEPS[request.device]}
-    jobs = [{**job, **VARIANTS[name]._asdict()}]
-    return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
-
-
-# ---- the sides, each in a process of its own
+    how = dict(zip(("side", "keep_freed_memory", "compiled"), VARIANTS[name], strict=True))
+    return in_fresh_processes(measure, [{**job, **how}], name=name, environment=environment)[0]
 
 
 class Steps(Callback):
@@ -245,9 +234,6 @@ def _litgpt(sizes: Sizes) -> tuple[Any, LossOf]:
     return model, lambda run, ids, targets: chunked_cross_entropy(run(ids), targets, chunk_size=0)
 
 
-PLAIN = {"transformers": _transformers, "liger": _liger, "litgpt": _litgpt, "nanogpt": _nanogpt}
-
-
 def plain_loop(side: str, sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
     """Each step of the plain loop of a side's users."""
     model, loss = PLAIN[side](sizes)
@@ -264,6 +250,7 @@ def plain_loop(side: str, sizes: Sizes, dtype: str, device: str, steps: int, *, 
     return timed.found(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
 
 
+PLAIN = {"transformers": _transformers, "liger": _liger, "litgpt": _litgpt, "nanogpt": _nanogpt}
 SIDES: dict[str, Callable[..., Found]] = {
     **{"ours": ours, "ours as one": partial(ours, scope="model")},
     **{side: partial(plain_loop, side) for side in PLAIN},

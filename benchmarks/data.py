@@ -40,7 +40,11 @@ def run(request: Request) -> Iterator[Row]:
         whole = ("byte", "char", "batches")
         sizes = {variant: size if variant in whole else max(1, size // _BPE_PART) for variant in variants}
         for length in set(sizes.values()):
-            _make_text(folder / f"{length}.txt", unit, length)
+            whole_units, rest = divmod(length, len(unit))
+            with (folder / f"{length}.txt").open("wb") as out:
+                for _ in range(whole_units):
+                    out.write(unit)
+                out.write(unit[:rest].decode("utf-8", errors="ignore").encode().ljust(rest))
         jobs = {variant: [(variant, folder, sizes[variant])] for variant in variants}
         runs = {variant: partial(in_fresh_processes, measured, job, name=variant) for variant, job in jobs.items()}
         taken = request.interleaved(runs, min(request.rounds, _MOST_ROUNDS))
@@ -56,14 +60,6 @@ def run(request: Request) -> Iterator[Row]:
             tokens_per_s=results[0][0].tokens / seconds[variant],
             bytes_per_s=None if variant == "batches" else sizes[variant] / seconds[variant],
         )
-
-
-def _make_text(file: Path, unit: bytes, size: int) -> None:
-    with file.open("wb") as out:
-        whole, rest = divmod(size, len(unit))
-        for _ in range(whole):
-            out.write(unit)
-        out.write(unit[:rest].decode("utf-8", errors="ignore").encode().ljust(rest))
 
 
 BENCH = Bench(

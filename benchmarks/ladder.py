@@ -52,6 +52,23 @@ VARIANTS: dict[str, Any] = {DEFAULT: {}, "AdamW": {"model.optimizer": _ADAMW}, "
 MOST_MOVED = 0.5  # octaves, over all sizes
 DIVERGED = 5.0  # nats per character of a run whose loss is NaN: worse than guessing
 COVERAGE = "coverage"
+DRAWS = 12_000  # of each curve and target, over all designs
+SD = 0.006  # of a pair's difference at the smallest size, nats
+CURVES: dict[str, Callable[[float], float]] = {  # true differences, nats
+    "zero": lambda x: 0.0,
+    "constant": lambda x: -0.02,
+    "linear": lambda x: -0.03 + 0.006 * x,
+    "growing": lambda x: -0.01 - 0.004 * x,
+    "changes sign": lambda x: -0.012 + 0.008 * x,
+    "decays to zero by 0.7": lambda x: -0.03 * 0.7**x,
+    "decays to zero by 0.5": lambda x: -0.03 * 0.5**x,
+    "decays to half": lambda x: -0.015 - 0.015 * 0.5**x,
+}
+BEND = "bends after the third size"
+SPREADS = (0.0, math.log(0.8), math.log(1.25))  # logarithms of the factor from one size to the next
+LADDERS, PAIRS = (3, 4), (4, 8)  # numbers of sizes, and of pairs at each
+BEYOND = (1, 2)  # factors of 4 from the largest size to the target
+GATE = (0.88, 0.97)
 
 
 def parse(text: str) -> list[int] | str:
@@ -137,25 +154,6 @@ def _tilt(flops: Sequence[float], best: Sequence[Sequence[float]]) -> dict[str, 
     return {name: float(value) for name, value in {**found, "moved": line.slope * np.ptp(places)}.items()}
 
 
-DRAWS = 12_000  # of each curve and target, over all designs
-SD = 0.006  # of a pair's difference at the smallest size, nats
-CURVES: dict[str, Callable[[float], float]] = {  # true differences, nats
-    "zero": lambda x: 0.0,
-    "constant": lambda x: -0.02,
-    "linear": lambda x: -0.03 + 0.006 * x,
-    "growing": lambda x: -0.01 - 0.004 * x,
-    "changes sign": lambda x: -0.012 + 0.008 * x,
-    "decays to zero by 0.7": lambda x: -0.03 * 0.7**x,
-    "decays to zero by 0.5": lambda x: -0.03 * 0.5**x,
-    "decays to half": lambda x: -0.015 - 0.015 * 0.5**x,
-}
-BEND = "bends after the third size"
-SPREADS = (0.0, math.log(0.8), math.log(1.25))  # logarithms of the factor from one size to the next
-LADDERS, PAIRS = (3, 4), (4, 8)  # numbers of sizes, and of pairs at each
-BEYOND = (1, 2)  # factors of 4 from the largest size to the target
-GATE = (0.88, 0.97)
-
-
 def bend(x: float) -> float:
     """Flat over three sizes, and falling to zero from there."""
     return -0.02 + 0.01 * max(0.0, x - 2)
@@ -181,24 +179,20 @@ def _coverage(request: Request) -> Iterator[Row]:
             )
 
 
-def _covered(
-    rng: np.random.Generator, curve: Callable[[float], float], sizes: int, pairs: int, slope: float, beyond: int
-) -> tuple[float, float, float]:
+def _covered(rng: Any, curve: Callable[[float], float], sizes: int, pairs: int, slope: float, beyond: int) -> Any:
     """Shares of ladders whose intervals hold the true mean and the next observed one, and the mean half-width."""
-    target, covered, promised, half = sizes - 1 + beyond, 0, 0, 0.0
+    target, found = sizes - 1 + beyond, []
     sds = SD * np.exp(slope * np.arange(target + 1))
-    draws = DRAWS // len(LADDERS) // len(PAIRS) // len(SPREADS)
-    for _ in range(draws):
+    for _ in range(DRAWS // len(LADDERS) // len(PAIRS) // len(SPREADS)):
         drawn = rng.standard_normal((2, sizes, pairs)) * sds[:sizes, None]  # the variant's noise, and the null's
         drawn[0] += np.array([curve(x) for x in range(sizes)])[:, None]
         each = [[AtSize(x, float(d.mean()), float(d.std(ddof=1)), pairs) for x, d in enumerate(arm)] for arm in drawn]
         prediction = predict(each[0], Spread.of([*each[0], *each[1]]), target, pairs)
         truth = curve(target)
         observed = truth + sds[target] / math.sqrt(pairs) * rng.standard_normal()
-        covered += prediction.interval[0] <= truth <= prediction.interval[1]
-        promised += prediction.prediction_interval[0] <= observed <= prediction.prediction_interval[1]
-        half += (prediction.interval[1] - prediction.interval[0]) / 2
-    return covered / draws, promised / draws, half / draws
+        (low, high), (least, most) = prediction.interval, prediction.prediction_interval
+        found.append((low <= truth <= high, least <= observed <= most, (high - low) / 2))
+    return np.mean(found, axis=0).tolist()
 
 
 def check(rows: Sequence[Row]) -> None:

@@ -125,9 +125,6 @@ def train(model: LanguageModel, batches: Iterator[Batch], steps: int) -> None:
         optimizer.step()
 
 
-# ---- the coordinate check
-
-
 def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
     vocab = int(tokens.max()) + 1
     (shown,) = draw_batches(tokens, 1, seed=0)

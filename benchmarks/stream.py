@@ -67,11 +67,6 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
     return adopted, spent
 
 
-def run(request: Request) -> Iterator[Row]:
-    """The rows of a part."""
-    yield from request.sizes(request)
-
-
 def _useless(request: Request) -> Iterator[Row]:
     cases = [(name, name, way, False) for name in NOISE for way in (RULE, PLAIN)]
     cases += [("normal, varies its best", "normal", way, True) for way in (RULE, PLAIN)]
@@ -101,7 +96,7 @@ def _true(request: Request) -> Iterator[Row]:
 
 PARTS = {"useless": _useless, "true": _true}
 BENCH = Bench(
-    run=run,
+    run=lambda request: request.sizes(request),  # the rows of a part
     shapes=list(PARTS),
     parse=partial(parts.named, PARTS),
     devices=("cpu",),

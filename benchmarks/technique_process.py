@@ -9,6 +9,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -292,7 +293,6 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     """What one process finds: ``median_s``, ``peak_bytes``, ``resident_bytes`` and losses, if asked for."""
     if job["settings"].allocator and job["device"] != "cuda":
         keep_freed_memory()
-    if job["world"] == 1:
-        return _measured(job)
-    with process_group(job["rank"], job["world"], job["device"], job["meeting"]):
+    rank, world = job["rank"], job["world"]
+    with process_group(rank, world, job["device"], job["meeting"]) if world > 1 else nullcontext():
         return _measured(job)

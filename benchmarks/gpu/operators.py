@@ -81,27 +81,21 @@ def tasks(machine: Machine) -> list[Task]:
     shapes = ["2x8x16x32x2"] if machine.dry_run else swiglu.BENCH.named_shapes["notebook"][::-1]
     vocabularies = ["16x8x40"] if machine.dry_run else [*loss.BENCH.shapes, *loss.BENCH.named_shapes["llama-3-8b"]]
     losses = list(product(vocabularies, ("float32", "bfloat16")))
-    mlps = {
-        dtype: [
-            Task(
-                f"MLP {shape} {dtype}",
-                (75 if dtype == "float32" else 20) if shape == LARGEST else 15,
-                partial(_mlps, machine, shape, dtype),
-                must=shape == LARGEST,
-            )
-            for shape in shapes
-        ]
-        for dtype in ("float32", "bfloat16")
-    }
+
+    def mlps(dtype: str, largest_s: float) -> Iterator[Task]:
+        for shape in shapes:
+            seconds, run = largest_s if shape == LARGEST else 15, partial(_mlps, machine, shape, dtype)
+            yield Task(f"MLP {shape} {dtype}", seconds, run, must=shape == LARGEST)
+
     return [
         Task("gpu tests", 200, partial(_gpu_tests, machine), must=True),
-        *mlps["float32"],
+        *mlps("float32", 75),
         *(Task(f"loss {shape} {dtype}", 18, partial(_losses, machine, shape, dtype), True) for shape, dtype in losses),
         *(
             Task(f"peak: {name}", 30 if "1.3" in name else 12, partial(_peak, machine, name), must=number < MUST_PEAKS)
             for number, name in enumerate(CONFIGS)
         ),
-        *mlps["bfloat16"],
+        *mlps("bfloat16", 20),
     ]
 
 

@@ -97,7 +97,7 @@ def with_target(heading: str, field: str, factor: float, spec: str, sign: str = 
 
 
 def run_part(
-    part: Part, machine: Machine, out: Path, *, command: str, limit_s: float, only: Sequence[str] = ("*",)
+    part: Part, machine: Machine, out: Path, *, command: str, limit_s: float, only: Sequence[str] = "*"
 ) -> int:
     """Measure what is not measured yet, in the time there is, must-haves first; returns the exit status.
 
@@ -127,7 +127,7 @@ def run_part(
             begun = time.monotonic()
             try:
                 rows = worker.rows_of(task)
-            except Lost as lost:
+            except ChildProcessError as lost:
                 if time.monotonic() >= end:
                     left.append(task)
                     print("no time left", flush=True)
@@ -184,13 +184,6 @@ class Record:
         console.print(f"written: {self.path}{f', {plot}' if plot.exists() else ''}")
 
 
-# ---- the process that measures
-
-
-class Lost(Exception):
-    """The process that measures has died, or took too long and was killed."""
-
-
 class Worker:
     """A process that measures one thing after another, and can be killed with all that it has started.
 
@@ -205,7 +198,7 @@ class Worker:
         """The fields of a measurement's rows; it starts a process if there is none.
 
         Raises:
-            Lost: The process died, or did not answer within the time; it is gone then.
+            ChildProcessError: The process died, or did not answer within the time; it is gone then.
         """
         if self._process is None:
             context = multiprocessing.get_context("spawn")
@@ -229,7 +222,7 @@ class Worker:
             self._process.join()
             reason = f"its process ended with status {self._process.exitcode}"
         self.close()
-        raise Lost(reason)
+        raise ChildProcessError(reason)
 
     def close(self) -> None:
         """Kill the process, with its children, and remove its files."""
