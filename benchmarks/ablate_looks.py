@@ -135,7 +135,7 @@ def family(rate: float, variants: int) -> float:
     return 1 - (1 - rate) ** variants
 
 
-def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
+def summary(candidate: Candidate, variants: int, noise: str) -> Any:
     """The fields of a row; lists have a value for each of ``EFFECTS``, or of ``DELTAS``.
 
     ``direction`` is the share of paths with the right one (at no difference: with any, which is false), and ``first``
@@ -152,8 +152,7 @@ def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
     for name, true in (("equivalent", [0.0] * len(DELTAS)), ("falsely_equivalent", DELTAS)):
         cases = [judged(paths, critical, effect, delta) for effect, delta in zip(true, DELTAS, strict=True)]
         facts[name] = [_share(case.word == EQUIVALENT) for case in cases]
-    rounded: dict[str, Any] = _rounded(facts)
-    return rounded
+    return _rounded(facts)
 
 
 def _at(stops: Stops, effect: float, looks: Sequence[int]) -> dict[str, Any]:
@@ -336,11 +335,5 @@ def _tuned(request: Request) -> Iterator[Row]:
             yield request.row(label, **known, **_rounded(rates_of_error))
 
 
-PARTS = {
-    "looks": _looks,
-    "default-looks": _default,
-    "equivalence": _equivalence,
-    "pooled": _pooled,
-    "added-pairs": _added,
-    "tuned": _tuned,
-}
+PARTS = {"looks": _looks, "default-looks": _default, "equivalence": _equivalence, "pooled": _pooled}
+PARTS |= {"added-pairs": _added, "tuned": _tuned}

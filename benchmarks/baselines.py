@@ -60,9 +60,6 @@ LITGPT = {  # the sizes in its config
     **{"intermediate_size": "intermediate", "vocab_size": "vocab", "padded_vocab_size": "vocab"},
 }
 SHARES = {"share": "matmul_share", "p20": "matmul_share_p20", "p80": "matmul_share_p80"}
-draw = bar_plot(
-    Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"), Measure("peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}")
-)
 
 LossOf = Callable[[Any, torch.Tensor, torch.Tensor], Any]  # of a model, inputs and targets
 
@@ -291,7 +288,9 @@ BENCH = Bench(
         "share: time of the step's matmuls alone over that of the step, with its 20th and 80th percentile",
         f"{torch.get_num_threads()} threads each",
     ],
-    draw=draw,
+    draw=bar_plot(
+        Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"), Measure("peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}")
+    ),
     allocator="freed memory kept by ours",
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

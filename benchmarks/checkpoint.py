@@ -34,6 +34,7 @@ from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 VARIANTS = ("waiting", "in the background", "step alone", "step during the write")
 _HIDDEN, _VOCAB, _BATCH, _SEQ = 512, 4096, 1, 32
 Taken = defaultdict[str, list[float]]
+Ways = dict[str, AtomicCheckpointIO]
 Step = Callable[[], None]
 Content = Callable[[], dict[str, Any]]
 
@@ -58,9 +59,7 @@ def run(request: Request) -> Iterator[Row]:
         yield row
 
 
-def _round(
-    step: Step, content: Content, ways: dict[str, AtomicCheckpointIO], path: Path, taken: Taken, written: Taken
-) -> None:
+def _round(step: Step, content: Content, ways: Ways, path: Path, taken: Taken, written: Taken) -> None:
     for name, files in ways.items():
         begun = time.perf_counter()
         files.save_checkpoint(content(), path)
@@ -105,10 +104,7 @@ BENCH = Bench(
     shapes=["30"],
     sizes=("millions of parameters",),
     dtypes=("float32",),
-    columns={
-        **columns("ms", "least", "most", "ratio", "saved MiB"),
-        "MB/s to disk": ("bytes_per_s", 1e-6, ".0f"),
-    },
+    columns={**columns("ms", "least", "most", "ratio", "saved MiB"), "MB/s to disk": ("bytes_per_s", 1e-6, ".0f")},
     draw=bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}")),
     files=("lightning_llm/checkpoints", "lightning_llm/training/checkpoint_io.py"),
 )

@@ -4,14 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def start(
-    *words: str, folder: Path, log: Path, without: tuple[str, ...] = (), **more: str
-) -> "subprocess.Popen[bytes]":
+def start(*words: str, folder: Path, log: Path, without: Sequence[str] = (), **more: str) -> subprocess.Popen[bytes]:
     """``python -m WORD …`` in a folder; what it writes is appended to a file.
 
     Its environment is that of this process without some variables, and with more of them.

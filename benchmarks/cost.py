@@ -31,10 +31,6 @@ from lightning_llm.training.module import LanguageModel
 
 BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
 STARTUP, COMPILE = "startup", "compile"  # the start of the command, and the same with compiled blocks
-DEFAULT_SHAPES = [
-    *("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"),
-    *(STARTUP, COMPILE),
-]
 VARIANTS = ("ours", "transformers")
 
 
@@ -174,7 +170,7 @@ def _draw_starts(axis: Any, rows: Sequence[Row]) -> None:
 
 BENCH = Bench(
     run=run,
-    shapes=DEFAULT_SHAPES,
+    shapes=[*("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"), STARTUP, COMPILE],
     parse=parse,
     dtypes=("float32", "bfloat16"),  # the second by autocast
     columns={

@@ -121,9 +121,8 @@ class _Child:
 
     def ended(self) -> Ended:
         out, error, notes = (text.decode(errors="replace") for text in self.heard.values())
-        return Ended(
-            None if self.status == -signal.SIGALRM else self.status, self.seconds, out, error, notes.splitlines()
-        )
+        status = None if self.status == -signal.SIGALRM else self.status
+        return Ended(status, self.seconds, out, error, notes.splitlines())
 
 
 def _command(words: Sequence[str]) -> int:
@@ -188,7 +187,9 @@ def inject(effects: Mapping[str, Any], note: Callable[[str], object]) -> None:
         if disk and counts["micro-batch"] == disk["batch"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (disk["bytes"], resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         if clock and counts["micro-batch"] == clock["batch"]:
-            _move_clock(clock["seconds"])
+            real, real_ns = time.time, time.time_ns
+            time.time = lambda: real() + clock["seconds"]
+            time.time_ns = lambda: real_ns() + int(clock["seconds"] * 1e9)
 
     training_step, replace, save = LanguageModel.training_step, os.replace, torch.save
 
@@ -215,9 +216,3 @@ def inject(effects: Mapping[str, Any], note: Callable[[str], object]) -> None:
     os.replace, torch.save = noted_replace, noted_save  # type: ignore[assignment]
     reach("start")
     disturb()
-
-
-def _move_clock(seconds: float) -> None:
-    real, real_ns = time.time, time.time_ns
-    time.time = lambda: real() + seconds
-    time.time_ns = lambda: real_ns() + int(seconds * 1e9)

@@ -55,23 +55,22 @@ _FRONTIER = Plot(
     "benchmarks/swiglu-kept-cpu",
     "Three SwiGLU MLPs, forward and backward: 1,024 wide, 4,096 hidden units, 4,096 tokens, 2 CPU cores",
 )
-_BENCHES: list[tuple[str, Callable[..., None], str]] = [
-    (
-        "memory-scaling",
-        memory_scaling.draw,
-        "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units",
-    ),
-    ("baselines", baselines.draw, "Whole training steps: 6 layers, 384 wide, 64 rows of 256 characters, 2 CPU cores"),
-    ("techniques", techniques.draw, "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores"),
-    ("cost", cost.draw, "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows"),
-    ("mup", mup.draw, "A learning rate for all widths: without mup and with it"),
-]
+_BENCHES = (
+    (memory_scaling.BENCH, "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units"),
+    (baselines.BENCH, "Whole training steps: 6 layers, 384 wide, 64 rows of 256 characters, 2 CPU cores"),
+    (techniques.BENCH, "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores"),
+    (cost.BENCH, "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows"),
+    (mup.BENCH, "A learning rate for all widths: without mup and with it"),
+)
 PLOTS = {
     "images/verdicts.png": _VERDICTS,
     "images/verdicts-dark.png": _VERDICTS._replace(draw=partial(_VERDICTS.draw, dark=True)),
     "images/frontier.png": _FRONTIER,
     "images/frontier-dark.png": _FRONTIER._replace(draw=partial(_FRONTIER.draw, dark=True)),
-    **{f"benchmarks/{name}-cpu.png": Plot(draw, f"benchmarks/{name}-cpu", title) for name, draw, title in _BENCHES},
+    **{
+        f"benchmarks/{bench.name}-cpu.png": Plot(bench.draw, f"benchmarks/{bench.name}-cpu", title)
+        for bench, title in _BENCHES
+    },
 }
 
 

@@ -105,15 +105,13 @@ def table(source: dict[str, Any]) -> str:
     rows = [row for name in source["rows"].split() for row in rows_of(name)]
     if "if" in source:
         rows = [row for row in rows if _value(source["if"], row, [row])]
-    body: list[list[str]] = []
-    seen: set[Any] = set()
+    body: dict[Any, list[str]] = {}
     for group in panels(rows).values():
         for row in group:
-            key = _value(source["each"], row, group) if "each" in source else len(seen)
-            if key not in seen:
-                body.append([cell(template, row, group) for template in source["columns"].values()])
-            seen.add(key)
-    return _head(source) + "".join(f"| {' | '.join(cells)} |\n" for cells in body)
+            key = _value(source["each"], row, group) if "each" in source else len(body)
+            if key not in body:
+                body[key] = [cell(template, row, group) for template in source["columns"].values()]
+    return _head(source) + "".join(f"| {' | '.join(cells)} |\n" for cells in body.values())
 
 
 def _head(source: dict[str, Any]) -> str:

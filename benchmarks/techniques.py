@@ -28,11 +28,6 @@ from lightning_llm.bench.workloads import model_config
 from lightning_llm.model.config import ModelConfig
 
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
-draw = bar_plot(
-    Measure("tokens_per_s", 1, f"tokens/s{HIGHER}", note=lambda row: f"× {row.ratio_to_first:.2f}"),
-    Measure("peak_bytes", 1 / MIB, f"peak of a step's tensors, MiB{LOWER}"),
-    by=("shape",),
-)
 ROUNDINGS_PER_BLOCK = 20  # results written one after another: 2 norms, 7 matmuls, rotation, softmax, gate, sums
 ROUNDINGS_OF_HEAD = 5  # the last norm, logits, maximum, sum, logarithm
 _GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -220,7 +215,11 @@ BENCH = Bench(
         "MFU %": ("mfu", 100, ".1f"),
     },
     notes=notes,
-    draw=draw,
+    draw=bar_plot(
+        Measure("tokens_per_s", 1, f"tokens/s{HIGHER}", note=lambda row: f"× {row.ratio_to_first:.2f}"),
+        Measure("peak_bytes", 1 / MIB, f"peak of a step's tensors, MiB{LOWER}"),
+        by=("shape",),
+    ),
     allocator="default allocator until the technique that sets it",
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

@@ -96,9 +96,7 @@ def with_target(heading: str, field: str, factor: float, spec: str, sign: str = 
     return {heading: (field, factor, spec), target: (lambda row: (row.targets or {}).get(field), factor, spec)}
 
 
-def run_part(
-    part: Part, machine: Machine, out: Path, *, command: str, limit_s: float, only: Sequence[str] = "*"
-) -> int:
+def run_part(part: Part, machine: Machine, out: Path, *, command: str, limit_s: float, only: Sequence[str]) -> int:
     """Measure what is not measured yet, in the time there is, must-haves first; returns the exit status.
 
     That is 0 if every row is there, apart from those for which an optional package is missing. The folder ``out`` gets
