@@ -67,8 +67,7 @@ class Experiment:
 
     def start(self, *options: str) -> Process:
         """``ablate run`` of it with these options; it trains all of its runs."""
-        own = ("--out", str(self.out), "--reuse", "none")
-        return self._start("run", "run", str(self._file), *own, *options)
+        return self._start("run", "run", str(self._file), "--out", str(self.out), "--reuse", "none", *options)
 
     def work(self, number: int) -> Process:
         """``ablate work``: a further worker, with a number for its log."""
@@ -156,8 +155,7 @@ def processes(folder: Path, kind: str = "") -> list[int]:
 def killed(one: Experiment, most: int, rng: random.Random) -> tuple[Process, int]:
     """Start an experiment, kill its processes at random moments, and start it again where nobody else does.
 
-    Returns:
-        Its last command, and how often something was killed: ``most`` times, or until it ended.
+    Gives its last command, and how often something was killed: ``most`` times, or until it ended.
     """
     process, kills = one.start(), 0
     while kills < most and process.poll() is None:

@@ -61,9 +61,9 @@ def throughput(request: Request) -> Iterator[Row]:
 def _experiment(folder: Path, name: str, workers: str) -> dict[str, float]:
     """Seconds of a run, from the frozen plan to the end of the last run, and of the whole command."""
     one = Experiment(folder, name, out=f"{name}-{len(list(folder.glob('runs/*')))}")
-    seconds, clocks = one.seconds("--workers", workers), sorted((one.out / RUNS).glob(f"*/{CPU}"))
+    times, clocks = one.seconds("--workers", workers), sorted((one.out / RUNS).glob(f"*/{CPU}"))
     spent = [json.loads(path.read_text(encoding="utf-8")) for path in clocks]
-    times = {"run_s": seconds["runs_s"] / len(spent), "command_s": seconds["command_s"]}
+    times["run_s"] = times.pop("runs_s") / len(spent)
     times["share"] = sum(each["training"] for each in spent) / sum(each["total"] for each in spent)
     return {**times, "first_step_s": statistics.median(each["first_step"] for each in spent)}
 

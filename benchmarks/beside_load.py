@@ -54,11 +54,7 @@ def start(folder: Path, name: str, *options: str, **environment: str) -> "subpro
 
 
 def fit(folder: Path, name: str, *options: str, **environment: str) -> float:
-    """Seconds of a whole run.
-
-    Raises:
-        RuntimeError: It failed.
-    """
+    """Seconds of a whole run."""
     begun = time.perf_counter()
     check(start(folder, name, *options, **environment).wait(), folder, name)
     return time.perf_counter() - begun
@@ -70,10 +66,9 @@ def check(status: int, folder: Path, name: str, allowed: int = 0) -> None:
         raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
 
 
-def steps(number: int) -> tuple[str, ...]:
+def steps(number: int) -> list[str]:
     """The options of a run of so many steps without validation in between."""
-    steps = ("--trainer.max_steps", str(number), "--trainer.val_check_interval", str(number))
-    return (*steps, "--trainer.limit_val_batches", "4")
+    return [f"--trainer.max_steps={number}", f"--trainer.val_check_interval={number}", "--trainer.limit_val_batches=4"]
 
 
 def checkpoints(folder: Path, name: str) -> list[Path]:
@@ -118,7 +113,7 @@ def busy(processes: int) -> Iterator[None]:
             loop.wait()
 
 
-def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
+def bits(folder: Path, options: argparse.Namespace, console: Console) -> Iterator[Row]:
     """The digests of identical runs, and of killed and resumed ones."""
     fit(folder, "first", *steps(STEPS))  # alone; it also prepares the store
     fit(folder, "whole", *steps(KILLED_STEPS), *EVERY_STEP)
@@ -138,13 +133,11 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Ro
     if same[False] or resumed[False]:
         raise RuntimeError(f"other bits; everything is in {folder}")
     row = partial(Request(bench="bits", shape="", sizes=None).row, dtype="", busy_processes=options.load)
-    return [
-        row("identical commands", runs=len(names), same_bits=same[True]),
-        row("killed and resumed", runs=len(runs), same_bits=resumed[True], kills=kills),
-    ]
+    yield row("identical commands", runs=len(names), same_bits=same[True])
+    yield row("killed and resumed", runs=len(runs), same_bits=resumed[True], kills=kills)
 
 
-def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
+def two(folder: Path, options: argparse.Namespace, console: Console) -> Iterator[Row]:
     """Seconds of one run alone and of two at once, interleaved."""
     fit_options = (*steps(options.steps), "--trainer.precision", options.precision)
     fit(folder, "prepares", *steps(1))
@@ -157,15 +150,14 @@ def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row
             both = pool.map(lambda side: fit(folder, f"both-{name}-{side}", *fit_options, **environment), "ab")
             return alone, max(both)
 
-    request, rows = Request(bench="two", shape="", sizes=None, rounds=options.rounds), []
+    request = Request(bench="two", shape="", sizes=None, rounds=options.rounds)
     for way, pairs in request.interleaved({way: partial(seconds, own) for way, own in WAYS.items()}).items():
         alone, at_once = (list(times) for times in zip(*pairs, strict=True))
         times: dict[str, Any] = ratios(at_once, alone)
         medians = f"one alone {statistics.median(alone):.1f} s, two at once {statistics.median(at_once):.1f} s"
         console.print(f"{way}: {medians}, {times['ratio']:.2f} times as long")
         times |= {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
-        rows.append(request.row(way, dtype="", **times))
-    return rows
+        yield request.row(way, dtype="", **times)
 
 
 def main() -> None:
@@ -182,7 +174,7 @@ def main() -> None:
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 6))) for _ in range(200)]
     lines = [" ".join(rng.choices(words, k=8)).capitalize() + "." for _ in range(20000)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rows = (bits if options.what == "bits" else two)(folder, options, console)
+    rows = list((bits if options.what == "bits" else two)(folder, options, console))
     if options.json is not None:
         write_rows(rows, options.json, shlex.join(["python", "benchmarks/beside_load.py", *sys.argv[1:]]))
     shutil.rmtree(folder)

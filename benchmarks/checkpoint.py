@@ -60,12 +60,13 @@ def run(request: Request) -> Iterator[Row]:
 
 
 def _round(step: Step, content: Content, ways: Ways, path: Path, taken: Taken, written: Taken) -> None:
+    ended: list[float] = []
     for name, files in ways.items():
         begun = time.perf_counter()
         files.save_checkpoint(content(), path)
         taken[name].append(time.perf_counter() - begun)
-        ended: list[float] = []
-        files.then(partial(_note_time, ended))
+        ended.clear()
+        files.then(lambda: ended.append(time.perf_counter()))
         while not ended:
             taken[VARIANTS[3]].append(seconds_of(step))
         files.wait()
@@ -73,13 +74,8 @@ def _round(step: Step, content: Content, ways: Ways, path: Path, taken: Taken, w
     taken[VARIANTS[2]] += [seconds_of(step) for _ in range(3)]
 
 
-def _note_time(ended: list[float]) -> None:
-    ended.append(time.perf_counter())
-
-
 def _training(millions: int, device: str) -> tuple[Step, Content]:
-    layer = 12 * _HIDDEN**2
-    layers = max(1, round((millions * 1e6 - 2 * _VOCAB * _HIDDEN) / layer))
+    layers = max(1, round((millions * 1e6 - 2 * _VOCAB * _HIDDEN) / (12 * _HIDDEN**2)))
     config = model_config({"vocab": _VOCAB, "hidden": _HIDDEN, "layers": layers, "heads": 8, "context": _SEQ})
     torch.manual_seed(0)
     model: nn.Module = Transformer(config).to(device)

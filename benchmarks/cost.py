@@ -50,16 +50,12 @@ def run(request: Request) -> Iterator[Row]:
         yield from _along(axis, values, variants, request)
     elif request.dtype == request.options.dtype[0]:  # a start has the dtype of its config
         for variant, parts in start_up.measure(request, compiled=request.shape == COMPILE):
-            total = sum(parts.values())
-            yield request.row(variant, dtype="as configured", total_s=total, axis=request.shape, parts_s=parts)
+            facts: dict[str, Any] = {"total_s": sum(parts.values()), "parts_s": parts, "axis": request.shape}
+            yield request.row(variant, dtype="as configured", **facts)
 
 
 def parse(text: str) -> tuple[str, list[int]] | None:
-    """``context=256-2048`` as the name of a size and its values, each twice the one before; ``None`` for a start.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """``context=256-2048`` as the name of a size and its values, each twice the one before; ``None`` for a start."""
     if text in (STARTUP, COMPILE):
         return None
     axis, values = doubled(text)

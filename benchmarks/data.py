@@ -24,8 +24,7 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.units import byte_size
 
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
-
-_BPE_PART = 8
+_ON_A_PART, _BPE_PART = ("bpe", "tokenizers"), 8
 _MOST_ROUNDS = 3  # a round takes seconds to minutes
 
 
@@ -37,8 +36,7 @@ def run(request: Request) -> Iterator[Row]:
         unit = "".join(file.text() for file in open_corpus(["stdlib"]).files).encode()
         bpe = Tokenizer.train_bpe(cut_at_newlines([unit.decode()], 1 << 15), 4096)
         (folder / "tokenizer.json").write_text(bpe.to_str(), encoding="utf-8")
-        whole = ("byte", "char", "batches")
-        sizes = {variant: size if variant in whole else max(1, size // _BPE_PART) for variant in variants}
+        sizes = {variant: max(1, size // _BPE_PART) if variant in _ON_A_PART else size for variant in variants}
         for length in set(sizes.values()):
             whole_units, rest = divmod(length, len(unit))
             with (folder / f"{length}.txt").open("wb") as out:

@@ -71,9 +71,6 @@ def forker() -> Iterator[Run]:
         yield lambda children, time_limit_s: parent.submit(_run, children, time_limit_s).result()
 
 
-# ---- in the process that forks
-
-
 def _import_everything() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     torch.set_num_threads(1)
@@ -139,9 +136,6 @@ def _check_single_thread() -> None:
     tasks = Path("/proc/self/task")
     if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
         raise RuntimeError("the process that starts the runs has several threads: it cannot be forked safely")
-
-
-# ---- in a run
 
 
 def _train(child: Mapping[str, Any], out: int, error: int, notes: int) -> NoReturn:

@@ -48,6 +48,10 @@ _TWO = f"""
     class_path: lightning.pytorch.strategies.DDPStrategy
     init_args: {{process_group_backend: gloo, timeout: "0:00:{LOST_S}"}}
 """
+_OF_TWO = {  # as torchrun sets them
+    **{"GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+    **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none"},
+}
 _RESUMED = re.compile(r"^Resumed from step (\d+): (\S+)", re.MULTILINE)
 
 
@@ -106,7 +110,8 @@ class Stage:
         children: list[dict[str, Any]] = []
         for rank in range(self.processes):
             child = {"folder": str(self.folder), "words": arguments, "threads": threads}
-            child["environment"] = {"COLUMNS": "200", **(_as_torchrun(rank, port) if self.processes > 1 else {})}
+            ranks = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "MASTER_PORT": port, **_OF_TWO}
+            child["environment"] = {"COLUMNS": "200", **(ranks if self.processes > 1 else {})}
             killed = kill if kill and kill.get("rank", 0) == rank else None
             told = {"effects": {**effects, MOMENT: killed}, "kill_after_s": killed and killed["after_s"]}
             children.append({**child, **told})
@@ -178,12 +183,6 @@ class Stage:
                 self.problems.append(f"wrong curve: {name} is {own} instead of {curve}")
         if left := list(self.newest_run.glob("checkpoints/.*")):
             self.problems.append(f"left behind: {', '.join(path.name for path in left)}")
-
-
-def _as_torchrun(rank: int, port: str) -> dict[str, str]:
-    ranks = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    job = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none"}
-    return {**ranks, **job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:

@@ -34,9 +34,6 @@ FIELDS = {  # the numbers of rounds, or the most steps of one
     "wrong": "wrong",
 }
 COLUMNS: Columns = {heading: (field, 1, "d") for field, heading in FIELDS.items()}
-_WORDS = 20  # of made-up text in a line
-_STORE_FILES = ("train.bin", "val.bin", "meta.json", "tokenizer.json")
-
 Round = Callable[[Stage, random.Random], None]
 Damage = Callable[[bytes, random.Random], bytes]
 
@@ -54,28 +51,28 @@ def run(request: Request) -> Iterator[Row]:
     base = Path(tempfile.mkdtemp(prefix="bench-faults-"))
     drawn = [(names[number % len(names)], seed + number) for number in range(request.rounds)]
     rounds: dict[str, list[Stage]] = {name: [] for name, _ in drawn}
-    wrong: dict[str, list[str]] = {name: [] for name in rounds}
+    went_wrong = 0
     for done, (name, number, stage) in enumerate(_stages(base, drawn), start=1):
         rounds[name].append(stage)
         if stage.problems:
-            wrong[name].append(f"seed {number}, {name}: see {stage.folder}")
+            went_wrong += 1
             lines = [f"seed {number}, {name}:{stage.what}", *(f"  {problem}" for problem in stage.problems)]
             for line in (*lines, f"  its folder: {stage.folder}"):
                 request.status.console.print(line, highlight=False)
-        went_wrong = sum(map(len, wrong.values()))
         request.status.update(f"round {done} of {request.rounds}: {name}, {went_wrong} went wrong")
     for name, group in rounds.items():
+        wrong = [f"{name}: see {stage.folder}" for stage in group if stage.problems]
         yield request.row(
             name,
             rounds=len(group),
             **{field: sum(getattr(one, field) > 0 for one in group) for field in ("injected", "resumed", "refused")},
             **{field: max(getattr(one, field) for one in group) for field in ("repeated_steps", "lost_steps")},
-            wrong=len(wrong[name]),
-            problems=wrong[name],
+            wrong=len(wrong),
+            problems=wrong,
             seconds=round(sum(stage.seconds for stage in group), 1),
             seed=seed,
         )
-    if not any(wrong.values()):
+    if not went_wrong:
         shutil.rmtree(base)
 
 
@@ -120,10 +117,7 @@ def made_up_text() -> str:
     """400 lines of words that no language has."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 6))) for _ in range(60)]
-    return "".join(" ".join(rng.choices(words, k=_WORDS)) + "\n" for _ in range(400))
-
-
-# ---- what is drawn, how it is injected, and what must be said
+    return "".join(" ".join(rng.choices(words, k=20)) + "\n" for _ in range(400))
 
 
 def kill(stage: Stage, rng: random.Random) -> None:
@@ -226,7 +220,7 @@ def damaged_store(stage: Stage, rng: random.Random, damage: Damage, word: str) -
     """A file of the token store is damaged, before the run or after a kill in it."""
     if rng.random() < 0.5:
         stage.fit(kill=_in_some_step(rng))
-    path = stage.folder / "store" / rng.choice(_STORE_FILES)
+    path = stage.folder / "store" / rng.choice(("train.bin", "val.bin", "meta.json", "tokenizer.json"))
     whole = path.read_bytes()
     _spoil(stage, path, whole, damage, word, rng)
     ran = stage.fit()

@@ -53,8 +53,7 @@ def run(request: Request) -> Iterator[Row]:
                     request.status.update(f"{draw}, seed {seed}, {side}: {own[-1]:.4f}")
         baseline = losses.pop("baseline")
         for side, own in losses.items():
-            names = ("baseline", side)
-            first, other = (build(name, draw, vocab, seed=0).transformer.state_dict() for name in names)
+            first, other = (build(name, draw, vocab, 0).transformer.state_dict() for name in ("baseline", side))
             shared = [name for name in first.keys() & other.keys() if first[name].shape == other[name].shape]
             estimate, saved = paired(baseline, own), seeds_saved(baseline, own)
             yield request.row(

@@ -72,11 +72,7 @@ GATE = (0.88, 0.97)
 
 
 def parse(text: str) -> list[int] | str:
-    """The sizes of ``transfer`` or ``transfer=25k,50k``; or ``coverage``.
-
-    Raises:
-        ValueError: It is no such shape.
-    """
+    """The sizes of ``transfer`` or ``transfer=25k,50k``; or ``coverage``."""
     if text == COVERAGE:
         return text
     name, _, sizes = text.partition("=")

@@ -6,6 +6,7 @@ the pairs are masked. Results go to buffers that exist already, so that no time 
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -32,8 +33,8 @@ def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head:
     """
     tokens, vocab, matmuls = sizes["rows"] * sizes["context"], sizes["vocab"], []
     chunks = cuts.slices(tokens, cuts.loss_rows(tokens, vocab, dtype.itemsize, "cpu"))
-    blocks = [(rows, block) for rows in chunks for block in cuts.slices(vocab, cuts.vocab_block("cpu"))]  # of logits
-    cut = [(rows.stop - rows.start, block.stop - block.start) for rows, block in blocks]
+    blocks = product(chunks, cuts.slices(vocab, cuts.vocab_block("cpu")))
+    cut = [(rows.stop - rows.start, block.stop - block.start) for rows, block in blocks]  # of the logits
     for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
         is_cut, inner = cuts_head and layer.out_features == vocab, layer.in_features
         for rows, out in cut if is_cut else [(tokens, layer.out_features)]:

@@ -56,11 +56,7 @@ Batch = dict[str, Tensor]
 
 
 def parse(text: str) -> tuple[str, list[int]]:
-    """``coordinates=64-512`` as its name and the widths, each twice the one before.
-
-    Raises:
-        ValueError: It is no such shape.
-    """
+    """``coordinates=64-512`` as its name and the widths, each twice the one before."""
     name, widths = doubled(text)
     if name not in ("coordinates", "transfer") or len(widths) < 2 or widths[0] % (2 * HEADS):
         wanted = f"coordinates or transfer with two widths, multiples of {2 * HEADS}, the second twice the first"
@@ -75,8 +71,8 @@ def run(request: Request) -> Iterator[Row]:
     both, and ``moved``: by how many points of the grid its best rate is above that of the narrowest width.
     """
     experiment, widths = request.sizes
-    tokens = read_tokens(request.options.text)
-    yield from (_coordinates if experiment == "coordinates" else _transfer)(request, widths, tokens)
+    measure = _coordinates if experiment == "coordinates" else _transfer
+    yield from measure(request, widths, read_tokens(request.options.text))
 
 
 def read_tokens(path: Path | None) -> Tensor:

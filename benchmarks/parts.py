@@ -21,10 +21,8 @@ def named(parts: Mapping[str, Part], text: str) -> Part:
 def doubled(text: str) -> tuple[str, list[int]]:
     """``width=64-512`` as the name and the sizes, each twice the one before; none if it is no such shape."""
     match = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
-    if match is None:
-        return "", []
-    first, last = int(match[2]), int(match[3])
-    return match[1], [first * 2**power for power in range((last // first).bit_length())]
+    name, first, last = (match[1], int(match[2]), int(match[3])) if match else ("", 1, 0)
+    return name, [first * 2**power for power in range((last // first).bit_length())]
 
 
 def check(rows: Sequence[Row]) -> None:

@@ -52,7 +52,7 @@ def run(request: Request) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
         how = (request.sizes, counts, request.device, request.dtype, request.rounds)
         jobs = [(str(Path(folder, "meeting")), rank, *how) for rank in range(counts[-1])]
-        of_first = in_fresh_processes(_take_part, jobs, name=request.bench)[0]
+        of_first = in_fresh_processes(_measured, jobs, name=request.bench)[0]
     yield from _rows(of_first, counts, request)
 
 
@@ -64,39 +64,36 @@ def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
     return sorted({1, *map(int, variants)})
 
 
-def _take_part(job: tuple[str, int, Sizes, list[int], str, str, int]) -> Found:
-    meeting, rank, _, counts, device, *_ = job
+def _measured(job: tuple[str, int, Sizes, list[int], str, str, int]) -> Found:
+    """What one of the processes found: all that is returned comes from the first."""
+    meeting, rank, sizes, counts, device, dtype, rounds = job
     with process_group(rank, counts[-1], device, meeting):
-        return _measured(*job[1:])
-
-
-def _measured(rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int) -> Found:
-    groups = {count: dist.new_group(list(range(count))) for count in counts}
-    steps = {n: _steps(sizes, groups[n] if n > 1 else None, device, dtype) for n in counts if rank < n}
-    steps[APART] = _steps(sizes, None, device, dtype)
-    taken: dict[int, list[float]] = {count: [] for count in [*counts, APART]}
-    wire: dict[int, float] = {}
-    for step in steps.values():
-        for _ in range(WARM_UP):
-            step()
-    for _ in range(rounds):
-        for count in [*counts, APART]:
+        groups = {count: dist.new_group(list(range(count))) for count in counts}
+        steps = {n: _steps(sizes, groups[n] if n > 1 else None, device, dtype) for n in counts if rank < n}
+        steps[APART] = _steps(sizes, None, device, dtype)
+        taken: dict[int, list[float]] = {count: [] for count in [*counts, APART]}
+        wire: dict[int, float] = {}
+        for step in steps.values():
+            for _ in range(WARM_UP):
+                step()
+        for _ in range(rounds):
+            for count in [*counts, APART]:
+                dist.barrier()
+                before = _loopback_bytes()
+                if count in steps:
+                    taken[count] += [seconds_of(steps[count], device) for _ in range(STEPS)]
+                dist.barrier()
+                wire[count] = (_loopback_bytes() - before) / STEPS
+        links = {}
+        for count in counts[1:]:
+            if rank < count:
+                links[count] = [_all_reduce_seconds(groups[count], size, device) for size in (SMALL, LARGE)]
             dist.barrier()
-            before = _loopback_bytes()
-            if count in steps:
-                taken[count] += [seconds_of(steps[count], device) for _ in range(STEPS)]
-            dist.barrier()
-            wire[count] = (_loopback_bytes() - before) / STEPS
-    links = {}
-    for count in counts[1:]:
-        if rank < count:
-            links[count] = [_all_reduce_seconds(groups[count], size, device) for size in (SMALL, LARGE)]
-        dist.barrier()
-    if rank:
-        return {}
-    parameters = sum(p.numel() for p in _model(sizes).parameters())
-    backward = _backward_seconds(sizes, device, dtype)
-    return {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
+        if rank:
+            return {}
+        parameters = sum(p.numel() for p in _model(sizes).parameters())
+        backward = _backward_seconds(sizes, device, dtype)
+        return {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
 
 
 def _model(sizes: Sizes) -> LanguageModel:

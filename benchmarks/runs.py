@@ -47,10 +47,9 @@ def run(request: Request) -> Iterator[Row]:
 
 
 def fit(words: Sequence[str], folder: str, **environment: str) -> tuple[dict[str, Any], float]:
-    """Train in a process of its own, whose run directory is the only one in ``folder``.
+    """Train in a process of its own: the content of ``summary.json``, and the seconds of the whole command.
 
-    Returns:
-        The content of ``summary.json``, and the seconds of the whole command.
+    Its run directory is the only one in ``folder``.
     """
     _, seconds = finish("lightning_llm", "fit", *words, folder=folder, **environment)
     (summary,) = Path(folder).glob("runs/*/*/summary.json")

@@ -40,9 +40,7 @@ LETTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  
 def measure(request: "Request", *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
     """Seconds of each part, the median over rounds: with the token store still to be made, and with it there.
 
-    Args:
-        request: Device and rounds.
-        compiled: With compiled blocks. The first start then finds nothing in the compiler's cache, the second all.
+    With compiled blocks, the first start finds nothing in the compiler's cache, and the second finds all.
     """
     with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
         text = Path(folder, "text.txt")
@@ -53,19 +51,16 @@ def measure(request: "Request", *, compiled: bool = False) -> Iterator[tuple[str
             options = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
             options |= {"trainer.accelerator": request.device}
             options |= {"model.compile_mode": "default"} if compiled else {}
-            return _start([f"--{name}={value}" for name, value in options.items()], f"{place}-cache")
+            words = [__name__, repr(time.time()), "fit", "--config", str(CONFIG)]
+            words += [f"--{name}={value}" for name, value in options.items()]
+            out, _ = finish(*words, TORCHINDUCTOR_CACHE_DIR=f"{place}-cache")
+            seconds: dict[str, float] = json.loads(last_line(out))
+            return seconds
 
         names = ("compiled for the first time", "compiled before") if compiled else ("store to be made", "store there")
         starts_of = request.interleaved({name: partial(start, itertools.count()) for name in names})
         for name, starts in starts_of.items():
             yield name, {part: statistics.median(one[part] for one in starts) for part in PARTS}
-
-
-def _start(arguments: list[str], cache: str) -> dict[str, float]:
-    words = [__name__, repr(time.time()), "fit", "--config", str(CONFIG), *arguments]
-    out, _ = finish(*words, TORCHINDUCTOR_CACHE_DIR=cache)
-    seconds: dict[str, float] = json.loads(last_line(out))
-    return seconds
 
 
 def main(begun: float, words: list[str]) -> None:

@@ -75,10 +75,7 @@ def process_group(rank: int, world: int, device: str, meeting: str) -> Iterator[
 
 
 def what_ran(sizes: Sizes, dtype: str, device: str) -> dict[str, Any]:
-    """What ``torch.compile`` made in this process: graphs, graph breaks, and recompiles of the same code.
-
-    And the kernel that torch chooses for causal attention of this shape, with the version of cuDNN.
-    """
+    """What ``torch.compile`` made in this process, and the kernel that torch chooses for causal attention."""
     recompiles = sum(one.recompile_reason is not None for one in get_compilation_metrics())
     breaks = sum(counters["graph_break"].values())
     compiled = {"graphs": counters["stats"]["unique_graphs"], "graph_breaks": breaks, "recompiles": recompiles}

@@ -54,11 +54,7 @@ YAML_FIGURE = re.compile(
 
 
 def rows_of(name: str) -> list[Row]:
-    """The rows of ``docs/benchmarks/NAME.json``, or the sides of the experiment that ``docs/experiments`` has.
-
-    Raises:
-        ValueError: There is no such file.
-    """
+    """The rows of ``docs/benchmarks/NAME.json``, or the sides of the experiment that ``docs/experiments`` has."""
     paths = [folder / f"{name}.json" for folder in (ROWS, REPORTS)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:

@@ -261,29 +261,6 @@ def most_rows(config: ModelConfig, settings: Settings, **sizes: Any) -> int:
     return rows
 
 
-def _measured(job: dict[str, Any]) -> dict[str, Any]:
-    settings, config, device = job["settings"], job["config"], job["device"]
-    sizes = {name: job[name] for name in ("device", "context", "rows")} | {"period": distinct_rows(job["first_rows"])}
-    if job.get("look_for_rows"):
-        return {"rows": most_rows(config, settings, **sizes)}
-    before = resident_bytes()
-    training = Training(config, settings, **sizes)
-    result: dict[str, Any] = {}
-    if job["check"]:
-        exact = result["exact_losses"] = training.curve("float32")
-        result["losses"] = training.curve() if settings.precision != "float32" else exact
-        shaken = {name: training.curve("float32", UNIT_ROUNDOFF[name]) for name in job["shake"]}
-        result["shaken"] = {name: most_apart(exact, losses) for name, losses in shaken.items()}
-    training.reset()
-    for _ in range(WARM_UP):
-        training.step()
-    restart_high_water()
-    seconds = [seconds_of(training.step, device) for _ in range(job["steps"])]
-    resident = torch.cuda.max_memory_reserved() if device == "cuda" else high_water_bytes() - before
-    result |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
-    return {**result, "peak_bytes": training.peak_bytes()}
-
-
 def most_apart(these: Sequence[float], those: Sequence[float]) -> float:
     """The largest difference of losses at the same step."""
     return max(abs(one - other) for one, other in zip(these, those, strict=True))
@@ -295,4 +272,24 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         keep_freed_memory()
     rank, world = job["rank"], job["world"]
     with process_group(rank, world, job["device"], job["meeting"]) if world > 1 else nullcontext():
-        return _measured(job)
+        settings, config, device = job["settings"], job["config"], job["device"]
+        sizes = {name: job[name] for name in ("device", "context", "rows")}
+        sizes["period"] = distinct_rows(job["first_rows"])
+        if job.get("look_for_rows"):
+            return {"rows": most_rows(config, settings, **sizes)}
+        before = resident_bytes()
+        training = Training(config, settings, **sizes)
+        result: dict[str, Any] = {}
+        if job["check"]:
+            exact = result["exact_losses"] = training.curve("float32")
+            result["losses"] = training.curve() if settings.precision != "float32" else exact
+            shaken = {name: training.curve("float32", UNIT_ROUNDOFF[name]) for name in job["shake"]}
+            result["shaken"] = {name: most_apart(exact, losses) for name, losses in shaken.items()}
+        training.reset()
+        for _ in range(WARM_UP):
+            training.step()
+        restart_high_water()
+        seconds = [seconds_of(training.step, device) for _ in range(job["steps"])]
+        resident = torch.cuda.max_memory_reserved() if device == "cuda" else high_water_bytes() - before
+        result |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
+        return {**result, "peak_bytes": training.peak_bytes()}

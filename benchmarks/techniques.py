@@ -91,8 +91,7 @@ def run(request: Request) -> Iterator[Row]:
     count = torch.cuda.device_count() if request.device == "cuda" else min(os.cpu_count() or 1, torch.get_num_threads())
     left_out = lacking(request.device, count)
     settings = techniques(left_out)
-    names = request.chosen(settings)
-    chosen = {name: own for name, own in settings.items() if name in names}
+    chosen = {name: settings[name] for name in settings if name in request.chosen(settings)}
     why = [f"{name}: left out, {why}" for name, why in left_out.items() if request.variants is None]
     config = model_config(request.sizes)  # the MLP is set by the technique
     yield from _Comparison(request, config, count).rows(chosen, why)

@@ -67,7 +67,7 @@ LINE_CAP = 400
 CODE_LINES = 25_737  # with streams, recall, seven parts of recent papers, parts of single layers, and `same`
 FILES = 262
 ALL_LINES = 40_861
-BENCHMARK_LINES = 6_657  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
+BENCHMARK_LINES = 5_999  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 

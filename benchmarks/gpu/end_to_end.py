@@ -34,6 +34,7 @@ def tasks(machine: Machine) -> list[Task]:
     asynchronous = {"asynchronous": True, "every_n_steps": steps // 4}
     sampled = {"every_n_steps": steps // 2, **({} if machine.dry_run else {"snapshot_at": steps // 2})}
     fsdp = [f"--config={ROOT / 'configs' / 'fsdp.yaml'}", "--trainer.devices=1", f"--trainer.max_steps={steps}"]
+    saving = machine.request(checkpoint.BENCH, "1" if machine.dry_run else "124", "float32", rounds=5)
 
     def task(name: str, seconds: float, run: Callable[..., Iterator[Row]], *given: Any, must: bool = False) -> Task:
         return Task(name, seconds, partial(run, machine, name, *given), must)
@@ -45,7 +46,7 @@ def tasks(machine: Machine) -> list[Task]:
         task("FSDP2, one process", 30, _train, fsdp),
         task("asynchronous saving", 30, _callback, steps, "RunCheckpoints", asynchronous, must=True),
         task("memory profiler", 30, _callback, steps, "MemoryProfiler", sampled, must=True),
-        Task("saving", 40, partial(_saving, machine), must=True),
+        Task("saving", 40, partial(checkpoint.run, saving), must=True),
         Task("generation", 60, partial(_generation, machine)),
         task("the config as it is", 150, _train, [], TARGETS),
     ]
@@ -66,9 +67,8 @@ def _words(machine: Machine, words: Sequence[str]) -> list[str]:
 
 
 def _row(machine: Machine, name: str, summary: dict[str, Any], seconds: float, **fields: Any) -> Row:
-    facts = {"best_val_loss": summary["best_val_loss"], "val_loss": summary["val_loss"], "steps": summary["steps"]}
-    facts |= {"attention": summary.get("attention"), "training_s": summary["seconds"]}
-    facts |= {"peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
+    facts = {name: summary.get(name) for name in ("best_val_loss", "val_loss", "steps", "attention")}
+    facts |= {"training_s": summary["seconds"], "peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
     speed = summary["tokens"] / summary["seconds"]
     return machine.row(name, [seconds], shape=CONFIG, tokens_per_s=speed, **facts, **fields)
 
@@ -102,10 +102,6 @@ def _callback(machine: Machine, name: str, steps: int, callback: str, options: d
             row.metered_bytes = json.loads(reports[0].read_text(encoding="utf-8"))["peak"]["bytes"]
         row.files = sorted(path.name for path in Path(folder).glob("runs/*/*/*/step-*"))
         yield row
-
-
-def _saving(machine: Machine) -> Iterator[Row]:
-    yield from checkpoint.run(machine.request(checkpoint.BENCH, "1" if machine.dry_run else "124", "float32", rounds=5))
 
 
 def _generation(machine: Machine) -> Iterator[Row]:
