@@ -12,13 +12,13 @@ The command fails if a share differs from its prediction by more than its tolera
 one, if a report differs from that of an undisturbed experiment, or if runs take longer than they should.
 """
 
-import functools
 import json
 import math
 import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ from benchmarks.ablate_throughput import throughput
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.plots import Measure
+from lightning_llm.bench.rows import Row
 from lightning_llm.cli.train import cli_main
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
 from lightning_llm.statistics.estimates import Array, correlation
@@ -50,22 +50,8 @@ LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 MLPS = {"relu": {"model.architecture.mlp": "relu"}, "gelu": {"model.architecture.mlp": "gelu"}}
 NORM = {"layernorm": {"model.architecture.norm": "layernorm"}}
+SHOWN = {"found": "share of verdicts", "runs_per_hour": "runs per hour", "runs": "runs"}
 SAVING = {STEPS: 400, INTERVAL: 40}  # a kill may hit training and saving
-COLUMNS: Columns = {
-    **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
-    **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
-    **{"kills": ("kills", 1, "d"), "runs": ("runs", 1, "d"), "resumed": ("resumed", 1, "d")},
-    **{"s": ("total_s", 1, ".2f"), "runs/hour": ("runs_per_hour", 1, ".0f"), "x loop": ("speedup", 1, ".1f")},
-    **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
-}
-
-
-def run(request: Request) -> Iterator[Row]:
-    """The rows of a part. ``problems`` are what should not be."""
-    yield from request.sizes(request)
-
-
-# ---- verdicts
 
 
 class Way(NamedTuple):
@@ -73,11 +59,6 @@ class Way(NamedTuple):
 
     at: Sequence[int]
     looks: tuple[int, ...] = ()
-
-    @property
-    def design(self) -> Design:
-        """The product's design with these looks."""
-        return Design(ALPHA, self.looks)
 
 
 PLANNED = Design(ALPHA, LOOKS)
@@ -90,7 +71,7 @@ WAYS = {
 }
 
 
-@functools.cache
+@cache
 def pool() -> Array:
     """Losses of the baseline and of its null variant, shape (seeds, 2)."""
     losses, threads = [], torch.get_num_threads()
@@ -130,23 +111,13 @@ def predicted(way: Way, effect: float) -> float:
 
     For one look, it is that of the noncentral t distribution; for several, the share of seeded normal paths.
     """
-    critical = {n: way.design.rule(n).critical(ALPHA) for n in way.at}
+    design, last = Design(ALPHA, way.looks), way.at[-1]
+    critical = [design.rule(pairs).critical(ALPHA) for pairs in way.at]
     if len(way.at) == 1:
-        pairs = way.at[0]
-        upper, lower = (
-            special.nctdtr(pairs - 1, sign * effect * math.sqrt(pairs), -critical[pairs]) for sign in (-1, 1)
-        )
+        upper, lower = (special.nctdtr(last - 1, sign * effect * math.sqrt(last), -critical[0]) for sign in (-1, 1))
         return float(upper if effect else upper + lower)
-    paths = np.random.default_rng(0).normal(effect, 1, (PATHS, way.at[-1]))
-    means, squares = (np.cumsum(each, 1) / np.arange(1, way.at[-1] + 1) for each in (paths, paths**2))
-    is_open, rejections = np.ones(PATHS, dtype=bool), 0
-    for pairs in way.at:
-        mean = means[:, pairs - 1]
-        t = mean / np.sqrt((squares[:, pairs - 1] - mean**2) / (pairs - 1))
-        rejected = is_open & (np.abs(t) >= critical[pairs])
-        rejections += int(np.sum(rejected & (t > 0) if effect else rejected))
-        is_open &= ~rejected
-    return rejections / PATHS
+    paths = ablate_looks.Paths.of(ablate_looks.draws("normal", PATHS, last), way.at)
+    return float(np.mean(ablate_looks.judged(paths, np.array(critical), effect).has_right_direction(effect)))
 
 
 def drawn(losses: Array, count: int, effect: float) -> Iterator[tuple[list[float], list[float]]]:
@@ -159,11 +130,11 @@ def drawn(losses: Array, count: int, effect: float) -> Iterator[tuple[list[float
         yield list(losses[chosen, 0]), list(variant)
 
 
-def _shares(request: Request, effect: float, count: int, tolerance: float) -> Iterator[Row]:
+def _shares(request: Request, effects: Sequence[float], count: int, tolerance: float) -> Iterator[Row]:
     losses = pool()
     facts: dict[str, Any] = {"sd": float(np.std(losses[:, 1] - losses[:, 0], ddof=1)), "seeds": len(losses)}
     facts["correlation"] = correlation(list(losses[:, 0]), list(losses[:, 1])) or 0.0
-    for name in [name for name in WAYS if name != PEEKING or not effect]:
+    for effect, name in [(effect, name) for effect in effects for name in WAYS if name != PEEKING or not effect]:
         way, label = WAYS[name], f"{name}, {effect:g} sd" if effect else name
         ended = [judged(way, *both) for both in drawn(losses, count, effect)]
         share = sum(word == BETTER if effect else word != UNDECIDED for word, _ in ended) / count
@@ -173,18 +144,6 @@ def _shares(request: Request, effect: float, count: int, tolerance: float) -> It
         shares["problems"] = [f"{label}: {share:.1%} found, {goal:.1%} expected"] if is_off else []
         pairs = sum(pairs for _, pairs in ended) / count
         yield request.row(label, **shares, pairs=pairs, effect=effect, comparisons=count, **facts)
-
-
-def _null(request: Request) -> Iterator[Row]:
-    yield from _shares(request, 0.0, NULLS, NULL_TOLERANCE)
-
-
-def _power(request: Request) -> Iterator[Row]:
-    for effect in EFFECTS:
-        yield from _shares(request, effect, PLANTED, POWER_TOLERANCE)
-
-
-# ---- whole experiments
 
 
 def _tuning(request: Request) -> Iterator[Row]:
@@ -237,7 +196,7 @@ def _workers(request: Request) -> Iterator[Row]:
         first = one.start("--workers", "2")
         while not (one.out / PLAN).is_file() and first.poll() is None:
             time.sleep(0.05)
-        others = [one.start("work", str(one.out), log=f"worker-{number}.txt") for number in (2, 3)]
+        others = [one.work(number) for number in (2, 3)]
         runs, ends = one.report(first)["cost"]["runs"], [each.wait() for each in others]
         started, resumed = one.count("starting"), one.count("resuming")
         if ends != [0, 0] or resumed or len(started) != runs or set(started.values()) != {1}:
@@ -245,25 +204,25 @@ def _workers(request: Request) -> Iterator[Row]:
         yield request.row("four workers", runs=runs, workers=sum(one.taken()), experiments=1)
 
 
-PARTS = {"null": _null, "power": _power, "tuning": _tuning, "kills": _kills, "workers": _workers}
-PARTS |= {"throughput": throughput, **ablate_looks.PARTS}
-
-
-def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """The share of verdicts if there is one, else the seconds of the runs, or their number."""
-    fields = {"found": "share of verdicts", "runs_per_hour": "runs per hour", "runs": "runs"}
-    field = next(field for field in fields if any(getattr(row, field) is not None for row in rows))
-    bar_plot(Measure(field, 1, fields[field]), by=("shape",))(rows, path, title, **options)
-
-
+PARTS = {
+    "null": lambda request: _shares(request, [0.0], NULLS, NULL_TOLERANCE),
+    "power": lambda request: _shares(request, EFFECTS, PLANTED, POWER_TOLERANCE),
+    **{"tuning": _tuning, "kills": _kills, "workers": _workers, "throughput": throughput, **ablate_looks.PARTS},
+}
 BENCH = Bench(
-    run=run,
+    run=lambda request: request.sizes(request),  # the rows of a part
     shapes=list(PARTS),
-    parse=parts.named(PARTS),
+    parse=partial(parts.named, PARTS),
     devices=("cpu",),
     dtypes=("float32",),  # the precision is that of fit
-    columns=COLUMNS,
-    draw=draw,
+    columns={
+        **{"found, %": ("found", 100, ".1f"), "predicted, %": ("predicted", 100, ".1f"), "pairs": ("pairs", 1, ".1f")},
+        **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
+        **{"kills": ("kills", 1, "d"), "runs": ("runs", 1, "d"), "resumed": ("resumed", 1, "d")},
+        **{"s": ("total_s", 1, ".2f"), "runs/hour": ("runs_per_hour", 1, ".0f"), "x loop": ("speedup", 1, ".1f")},
+        **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
+    },
+    draw=partial(parts.draw_bars, [Measure(field, 1, label) for field, label in SHOWN.items()]),
     files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
     check=parts.check,
 )

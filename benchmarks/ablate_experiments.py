@@ -18,10 +18,11 @@ from typing import Any
 
 import yaml
 
+from benchmarks import commands
 from benchmarks.faults import made_up_text
+from lightning_llm.ablate.child import last_line
 from lightning_llm.ablate.plan import PLAN, RUNS
 
-ROOT = Path(__file__).parents[1]
 TEXT = "text.txt"
 BASELINE = {
     "model": {
@@ -34,9 +35,9 @@ BASELINE = {
 }
 KINDS = {"all": "", "the command": " ablate run ", "a worker": " ablate work ", "a run": " fit "}  # of processes
 MOST_WAIT_S = 8.0  # from a process of the drawn kind to its kill
-MEASURED = re.compile(
-    r"out|cost\.(sides\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds"
-)  # numbers of a report, and its folder
+# numbers of a report, and its folder
+MEASURED = re.compile(r"out|cost\.(sides\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds")
+Process = subprocess.Popen[bytes]
 
 
 @contextmanager
@@ -53,31 +54,30 @@ def workplace() -> Iterator[Path]:
 
 
 class Experiment:
-    """An experiment of a workplace.
+    """An experiment of a workplace, whose folder has by default the name of its file.
 
-    Args:
-        folder: The workplace.
-        name: Of its file.
-        content: Of its file, without name and baseline; ``None``: the file is there.
-        out: The name of its folder, by default that of its file.
+    The content of the file is given without name and baseline; ``None``: the file is there.
     """
 
     def __init__(self, folder: Path, name: str, content: Mapping[str, Any] | None = None, out: str = "") -> None:
-        self._own = ("--out", str(folder / "runs" / (out or name)), "--reuse", "none")  # each trains all of its runs
         self.folder, self._file, self.out = folder, folder / f"{name}.yaml", folder / "runs" / (out or name)
         if content is not None:
             whole = {"name": name, "baseline": str(folder / "base.yaml"), **content}
             self._file.write_text(yaml.safe_dump(whole), encoding="utf-8")
 
-    def start(self, *options: str, log: str = "run.txt") -> "subprocess.Popen[bytes]":
-        """``ablate run`` of it with these options, or ``ablate work``."""
-        arguments = options if options[:1] == ("work",) else ("run", str(self._file), *self._own, *options)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        with (self.folder / f"{self.out.name}-{log}").open("ab") as output:
-            command = [sys.executable, "-m", "lightning_llm", "ablate", *arguments]
-            return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output)
+    def start(self, *options: str) -> Process:
+        """``ablate run`` of it with these options; it trains all of its runs."""
+        return self._start("run", "run", str(self._file), "--out", str(self.out), "--reuse", "none", *options)
 
-    def report(self, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    def work(self, number: int) -> Process:
+        """``ablate work``: a further worker, with a number for its log."""
+        return self._start(f"worker-{number}", "work", str(self.out))
+
+    def _start(self, log: str, *words: str) -> Process:
+        log_file = self.folder / f"{self.out.name}-{log}.txt"
+        return commands.start("lightning_llm", "ablate", *words, folder=self.folder, log=log_file)
+
+    def report(self, process: Process) -> dict[str, Any]:
         """Wait for its end.
 
         Raises:
@@ -90,8 +90,7 @@ class Experiment:
 
     def last_line(self) -> str:
         """The last one of its command."""
-        log = (self.folder / f"{self.out.name}-run.txt").read_text(encoding="utf-8")
-        return (log.strip().splitlines() or ["no output"])[-1]
+        return last_line(self.folder / f"{self.out.name}-run.txt")
 
     def check(self, report: Mapping[str, Any], truth: Mapping[str, Any]) -> int:
         """Compare reports of one plan; returns how many values are equal.
@@ -113,19 +112,16 @@ class Experiment:
 
     def count(self, word: str) -> Counter[str]:
         """How often each run was ``starting`` or ``resuming``."""
-        return sum((_said(log, word) for log in self._logs()), Counter[str]())
+        lines = "".join(self._logs()).splitlines()
+        return Counter(line.partition(": ")[0] for line in lines if line.endswith(f": {word}"))
 
     def taken(self) -> list[bool]:
         """Whether each worker took a run."""
-        return [bool(_said(log, "starting")) for log in self._logs()]
+        return [": starting" in log for log in self._logs()]
 
-    def _logs(self) -> list[Path]:
-        return [*self.out.glob("logs/worker-*.txt"), *self.folder.glob(f"{self.out.name}-worker-*.txt")]
-
-
-def _said(log: Path, word: str) -> Counter[str]:
-    lines = log.read_text(encoding="utf-8").splitlines()
-    return Counter(line.partition(": ")[0] for line in lines if line.endswith(f": {word}"))
+    def _logs(self) -> list[str]:
+        paths = [*self.out.glob("logs/worker-*.txt"), *self.folder.glob(f"{self.out.name}-worker-*.txt")]
+        return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def differing(report: Mapping[str, Any], truth: Mapping[str, Any]) -> list[str]:
@@ -156,11 +152,10 @@ def processes(folder: Path, kind: str = "") -> list[int]:
     return [int(line.split()[0]) for line in lines]
 
 
-def killed(one: Experiment, most: int, rng: random.Random) -> "tuple[subprocess.Popen[bytes], int]":
+def killed(one: Experiment, most: int, rng: random.Random) -> tuple[Process, int]:
     """Start an experiment, kill its processes at random moments, and start it again where nobody else does.
 
-    Returns:
-        Its last command, and how often something was killed: ``most`` times, or until it ended.
+    Gives its last command, and how often something was killed: ``most`` times, or until it ended.
     """
     process, kills = one.start(), 0
     while kills < most and process.poll() is None:

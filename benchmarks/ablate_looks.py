@@ -11,7 +11,7 @@ Differences are in standard deviations of a pair's difference. All candidates ju
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,11 @@ EFFECTS = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 DELTAS = (0.6, 1.0, 2.0)
 FEWEST = 200  # verdicts that make a mean or a median
 UNDECIDED, BETTER, WORSE, EQUIVALENT = 0, -1, 1, 2
+UNSTABLE_EFFECT = 0.5  # a typical run is 1 better, and the mean is worse by this
+CORRELATIONS, TUNED_VARIANTS = (0.0, 0.8), (1, 2, 4)  # of a variant's two differences, tuned and untuned
+RATIOS = (1.0, 2.0, 0.5)  # of the standard deviation of one variant to the others'
+POOLED_EFFECT = 1.5
+TESTED = 3  # variants, and the null variant, whose variance is pooled with theirs
 
 
 class Candidate(NamedTuple):
@@ -52,28 +57,23 @@ class Candidate(NamedTuple):
 
 
 CHOSEN = Candidate((8, 12, 16), RHO, RESERVE)
-
-
-# ---- paths
+EXTENDED = (CHOSEN, *(CHOSEN._replace(looks=looks) for looks in ((4, 6, 8, 12, 16), (4, 6), (4,))))
+UNTIL, MOST_ADDED = (36, 81, 200), 200  # pairs
+ADDED_EFFECT = 0.5
+NOISES: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
+    "normal": lambda rng, shape: rng.normal(0, 1, shape),
+    "t3": lambda rng, shape: rng.standard_t(3, shape) / math.sqrt(3),
+    "exponential": lambda rng, shape: rng.exponential(1, shape) - 1,
+    # one in ten is 5 standard deviations higher
+    "spikes": lambda rng, n: (rng.normal(0, 1, n) + 5 * (rng.random(n) < 0.1) - 0.5) / math.sqrt(1 + 25 * 0.09),
+    # one in ten is 15 higher, and the unit is the standard deviation of the others
+    "unstable": lambda rng, shape: rng.normal(0, 1, shape) + 15 * (rng.random(shape) < 0.1) - 1.5,
+}
 
 
 def draws(noise: str, paths: int, pairs: int = MOST, seed: int = 0) -> Array:
     """Differences without a true one, shape (paths, pairs), with a standard deviation of 1."""
-    rng, shape = np.random.default_rng(seed), (paths, pairs)
-    if noise == "t3":
-        return np.asarray(rng.standard_t(3, shape) / math.sqrt(3))
-    if noise == "exponential":
-        return np.asarray(rng.exponential(1, shape) - 1)
-    normal = rng.normal(0, 1, shape)
-    if noise == "spikes":  # one in ten is 5 standard deviations higher
-        return np.asarray((normal + 5 * (rng.random(shape) < 0.1) - 0.5) / math.sqrt(1 + 25 * 0.09))
-    if noise == "unstable":  # one in ten is 15 higher, and the unit is the standard deviation of the others
-        return np.asarray(normal + 15 * (rng.random(shape) < 0.1) - 1.5)
-    return np.asarray(normal)
-
-
-NOISES = ("normal", "t3", "exponential", "spikes", "unstable")
-UNSTABLE_EFFECT = 0.5  # a typical run is 1 better, and the mean is worse by this
+    return NOISES[noise](np.random.default_rng(seed), (paths, pairs))
 
 
 class Paths(NamedTuple):
@@ -98,9 +98,6 @@ def paths_of(noise: str, at: tuple[int, ...], paths: int) -> Paths:
     return Paths.of(draws(noise, paths), at)
 
 
-# ---- the verdict rule, for all paths at once
-
-
 class Stops(NamedTuple):
     """What each path said at the look that ended it, or at the last one."""
 
@@ -109,18 +106,18 @@ class Stops(NamedTuple):
     estimate: Array
     half: Array  # of the interval
 
+    def has_right_direction(self, effect: float) -> Array:
+        """Whether each path has the direction of the effect; without one: whether it has any, which is false."""
+        return np.asarray(self.word == WORSE if effect else self.word != UNDECIDED)
+
 
 def judged(
     paths: Paths, critical: Array, effect: float = 0.0, delta: float | None = None, size: Array | None = None
 ) -> Stops:
     """The rule of ``ablate``: everything is read off one interval, and the first word but ``undecided`` ends a path.
 
-    Args:
-        paths: Without a true difference.
-        critical: At each look.
-        effect: The true difference.
-        delta: The smallest that matters; ``None``: no path is equivalent.
-        size: Critical values of another interval that decides whether a path is equivalent.
+    The paths have no true difference: the effect is added. A path is equivalent within ``delta``, if that is given, by
+    the same interval or by another one with the critical values ``size``.
     """
     estimates, half = paths.means + effect, critical[:, None] * paths.errors
     verdicts = np.where(np.abs(estimates) > half, np.sign(estimates), UNDECIDED)
@@ -138,7 +135,7 @@ def family(rate: float, variants: int) -> float:
     return 1 - (1 - rate) ** variants
 
 
-def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
+def summary(candidate: Candidate, variants: int, noise: str) -> Any:
     """The fields of a row; lists have a value for each of ``EFFECTS``, or of ``DELTAS``.
 
     ``direction`` is the share of paths with the right one (at no difference: with any, which is false), and ``first``
@@ -159,7 +156,7 @@ def summary(candidate: Candidate, variants: int, noise: str) -> dict[str, Any]:
 
 
 def _at(stops: Stops, effect: float, looks: Sequence[int]) -> dict[str, Any]:
-    right = stops.word == WORSE if effect else stops.word != UNDECIDED
+    right, holds = stops.has_right_direction(effect), np.abs(stops.estimate - effect) <= stops.half
     early = right & (stops.look == 0)
     return {
         "direction": _share(right),
@@ -169,8 +166,8 @@ def _at(stops: Stops, effect: float, looks: Sequence[int]) -> dict[str, Any]:
         "relative_half": _middle(np.median, (stops.half / np.abs(stops.estimate))[right]),
         "exaggeration_first": _middle(np.mean, stops.estimate[early] / effect) if effect else None,
         "exaggeration": _middle(np.mean, stops.estimate[right] / effect) if effect else None,
-        "coverage": _share(np.abs(stops.estimate - effect) <= stops.half),
-        "coverage_first": _middle(np.mean, (np.abs(stops.estimate - effect) <= stops.half)[early]) if effect else None,
+        "coverage": _share(holds),
+        "coverage_first": _middle(np.mean, holds[early]) if effect else None,
     }
 
 
@@ -186,13 +183,12 @@ def _many(variants: int) -> str:
     return f"{variants} variant{'s' if variants > 1 else ''}"
 
 
-def _rounded(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: _four_digits(value) for name, value in facts.items()}
-
-
-def _four_digits(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
+    """Numbers with four digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_four_digits(each) for each in value]
+        return [_rounded(each) for each in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
@@ -202,7 +198,7 @@ def _looks(request: Request) -> Iterator[Row]:
     for candidate in itertools.starmap(Candidate, itertools.product(LOOKS, RHOS, HELD)):
         facts = summary(candidate, variants, "normal")
         facts["is_chosen"] = candidate == CHOSEN
-        facts["shapes"] = {name: _chances(candidate, variants, name) for name in NOISES[1:]}
+        facts["shapes"] = {name: _chances(candidate, variants, name) for name in list(NOISES)[1:]}
         yield _row(request, candidate.label, facts)
 
 
@@ -223,9 +219,6 @@ def _row(request: Request, name: str, found: dict[str, Any]) -> Row:
     return request.row(name, **found, found=found["direction"][at], pairs=found["mean_pairs"][at], paths=PATHS)
 
 
-# ---- two rules that are not used
-
-
 def _equivalence(request: Request) -> Iterator[Row]:
     """``equivalent`` by the interval of the verdict, and by two one-sided tests that spend twice as much."""
     paths = paths_of("normal", CHOSEN.looks, PATHS)
@@ -239,11 +232,6 @@ def _equivalence(request: Request) -> Iterator[Row]:
         }
         row = _rounded({**shares, "variants": variants, "delta": delta, "found": shares["one_equal"]})
         yield request.row(f"{_many(variants)}, delta {delta:g} sd", **row, paths=PATHS)
-
-
-RATIOS = (1.0, 2.0, 0.5)  # of the standard deviation of one variant to the others'
-POOLED_EFFECT = 1.5
-TESTED = 3  # variants, and the null variant, whose variance is pooled with theirs
 
 
 def _pooled(request: Request) -> Iterator[Row]:
@@ -296,14 +284,6 @@ def moderated(variances: Array, freedom: float) -> tuple[Array, Array]:
     return (prior * common + freedom * variances) / (prior + freedom), np.minimum(prior + freedom, many * freedom)
 
 
-# ---- beyond the planned looks of one family
-
-
-EXTENDED = (CHOSEN, *(CHOSEN._replace(looks=looks) for looks in ((4, 6, 8, 12, 16), (4, 6), (4,))))
-UNTIL, MOST_ADDED = (36, 81, 200), 200  # pairs
-ADDED_EFFECT = 0.5
-
-
 def _added(request: Request) -> Iterator[Row]:
     """Directions where whoever finds nothing at the planned looks continues with the further ones."""
     for case, variants in itertools.product(EXTENDED, VARIANTS):
@@ -339,9 +319,6 @@ def long_paths(at: tuple[int, ...], paths: int) -> Paths:
     return Paths(means, errors)
 
 
-CORRELATIONS, TUNED_VARIANTS = (0.0, 0.8), (1, 2, 4)  # of a variant's two differences, tuned and untuned
-
-
 def _tuned(request: Request) -> Iterator[Row]:
     """Any false direction where the tuned and the untuned differences have an alpha each."""
     first, other = (draws("normal", PATHS, seed=seed) for seed in (0, 1))
@@ -358,11 +335,5 @@ def _tuned(request: Request) -> Iterator[Row]:
             yield request.row(label, **known, **_rounded(rates_of_error))
 
 
-PARTS = {
-    "looks": _looks,
-    "default-looks": _default,
-    "equivalence": _equivalence,
-    "pooled": _pooled,
-    "added-pairs": _added,
-    "tuned": _tuned,
-}
+PARTS = {"looks": _looks, "default-looks": _default, "equivalence": _equivalence, "pooled": _pooled}
+PARTS |= {"added-pairs": _added, "tuned": _tuned}

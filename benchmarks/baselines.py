@@ -28,10 +28,9 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import Callback
 
-from benchmarks import evidence
 from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
-from benchmarks.steps import plain_step
+from benchmarks.steps import plain_step, state_of_gpu, what_ran
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
@@ -60,13 +59,7 @@ LITGPT = {  # the sizes in its config
     **{"block_size": "context", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden"},
     **{"intermediate_size": "intermediate", "vocab_size": "vocab", "padded_vocab_size": "vocab"},
 }
-COLUMNS = {  # the ratio is of time, over ours
-    **columns("total ms", "tokens/s", "ratio", "peak MiB"),
-    **{heading: (f"matmul_share{end}", 1, ".2f") for heading, end in (("share", ""), ("p20", "_p20"), ("p80", "_p80"))},
-}
-draw = bar_plot(
-    Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"), Measure("peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}")
-)
+SHARES = {"share": "matmul_share", "p20": "matmul_share_p20", "p80": "matmul_share_p80"}
 
 LossOf = Callable[[Any, torch.Tensor, torch.Tensor], Any]  # of a model, inputs and targets
 
@@ -84,28 +77,20 @@ class Found(NamedTuple):
     gpu: dict[str, float]
 
 
-class Variant(NamedTuple):
-    """How a side runs."""
-
-    side: str
-    keep_freed_memory: bool = False
-    compiled: bool = False
-
-
-VARIANTS = {
-    "transformers": Variant("transformers"),
-    "litgpt": Variant("litgpt"),
-    "nanogpt": Variant("nanogpt"),
-    "ours": Variant("ours", keep_freed_memory=True),
-    "transformers (kept)": Variant("transformers", keep_freed_memory=True),
-    "litgpt (kept)": Variant("litgpt", keep_freed_memory=True),
-    "ours (memory returned)": Variant("ours"),
-    "transformers (compiled)": Variant("transformers", compiled=True),
-    "litgpt (compiled)": Variant("litgpt", compiled=True),
-    "nanogpt (compiled)": Variant("nanogpt", compiled=True),
-    "liger (compiled)": Variant("liger", compiled=True),
-    "ours (compiled)": Variant("ours", keep_freed_memory=True, compiled=True),
-    "ours (compiled as one)": Variant("ours as one", keep_freed_memory=True, compiled=True),
+VARIANTS = {  # the side, whether freed memory is kept, and whether it is compiled
+    "transformers": ("transformers", False, False),
+    "litgpt": ("litgpt", False, False),
+    "nanogpt": ("nanogpt", False, False),
+    "ours": ("ours", True, False),
+    "transformers (kept)": ("transformers", True, False),
+    "litgpt (kept)": ("litgpt", True, False),
+    "ours (memory returned)": ("ours", False, False),
+    "transformers (compiled)": ("transformers", False, True),
+    "litgpt (compiled)": ("litgpt", False, True),
+    "nanogpt (compiled)": ("nanogpt", False, True),
+    "liger (compiled)": ("liger", False, True),
+    "ours (compiled)": ("ours", True, True),
+    "ours (compiled as one)": ("ours as one", True, True),
 }
 
 
@@ -118,28 +103,21 @@ def run(request: Request) -> Iterator[Row]:
     results_of = request.interleaved({name: partial(run_side, name, request) for name in request.chosen(here)})
     seconds = {name: [one["median_s"] for one in results] for name, results in results_of.items()}
     for name, results in results_of.items():
+        shares = [share for one in results for share in one["shares"]]  # of all steps of all rounds
+        quantiles = ratios(shares, [1] * len(shares)) if shares else {}
         yield request.row(
             name,
             seconds[name],
             peak_bytes=int(max(one["peak_bytes"] for one in results)),
             tokens_per_s=request.sizes["rows"] * request.sizes["context"] / statistics.median(seconds[name]),
             **(ratios(seconds[name], seconds["ours"]) if "ours" in seconds else {}),
-            **_shares([share for one in results for share in one["shares"]]),
+            **{name.replace("ratio", "matmul_share"): value for name, value in quantiles.items()},
         )
-
-
-def _shares(shares: Sequence[float]) -> dict[str, float]:
-    """Median, 20th and 80th percentile over all steps of all rounds, as fields of a row."""
-    return (
-        {f"matmul_share{name[5:]}": value for name, value in ratios(shares, [1] * len(shares)).items()}
-        if shares
-        else {}
-    )
 
 
 def lacking(name: str, device: str) -> str:
     """What a variant lacks here; empty if it can run."""
-    side = VARIANTS[name].side
+    side, *_ = VARIANTS[name]
     missing = [package.replace("_", "-") for package in PACKAGES.get(side, []) if find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed; python -m pip install {missing[0]}"
@@ -149,29 +127,12 @@ def lacking(name: str, device: str) -> str:
 def run_side(name: str, request: Request, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """One variant in a process of its own, as :func:`measure` finds it."""
     job = {"sizes": request.sizes, "dtype": request.dtype, "device": request.device, "steps": STEPS[request.device]}
-    jobs = [{**job, **VARIANTS[name]._asdict()}]
-    return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
+    how = dict(zip(("side", "keep_freed_memory", "compiled"), VARIANTS[name], strict=True))
+    return in_fresh_processes(measure, [{**job, **how}], name=name, environment=environment)[0]
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
-    """What the ratio and the share are, and the threads of a side."""
-    share = "share: time of the step's matmuls alone over that of the step, with its 20th and 80th percentile"
-    return ["ratio: time over ours", share, f"{torch.get_num_threads()} threads each"]
-
-
-# ---- the sides, each in a process of its own
-
-
-class Steps:
-    """Times the steps after the warm-up and, on a CPU, the matmuls alone after each of them.
-
-    Args:
-        model: Of the steps.
-        sizes: Of the model and the batch.
-        dtype: Of the steps.
-        device: ``cpu`` or ``cuda``.
-        cuts_head: See :func:`matmuls_of`.
-    """
+class Steps(Callback):
+    """Times the steps after the warm-up and, on a CPU, the matmuls alone after each of them (:func:`matmuls_of`)."""
 
     def __init__(self, model: Any, sizes: Sizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
         matmul_dtype = torch.bfloat16 if dtype.startswith("bf") else torch.float32
@@ -181,8 +142,8 @@ class Steps:
         self.warm_up = WARM_UP[device]
         self._high_water = 0
 
-    def end(self) -> None:
-        """A step has ended; the next one begins when this returns."""
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """A step has ended, of the Trainer or of a plain loop; the next one begins when this returns."""
         self._done += 1
         self._clock.mark(f"step {self._done}")  # nothing for the first one
         if self._done > self.warm_up and self._device == "cpu":
@@ -196,22 +157,12 @@ class Steps:
 
     def found(self, peak_bytes: int) -> Found:
         """What was measured; the peak is that of a GPU's allocator."""
-        gpu = evidence.state_of_gpu() if self._device == "cuda" else {}  # before it has caught up
+        gpu = state_of_gpu() if self._device == "cuda" else {}  # before it has caught up
         now(self._device)
         taken = self._clock.take()
         kinds = ([s for name, s in taken.items() if name.startswith(kind)] for kind in ("step", "matmuls"))
         seconds, matmul_seconds = kinds
         return Found(seconds[self.warm_up - 1 :], matmul_seconds, self._high_water or peak_bytes, gpu)
-
-
-class _StepEnds(Callback):
-    """Tells ``Steps`` of the Trainer's."""
-
-    def __init__(self, steps: Steps) -> None:
-        self.steps = steps
-
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self.steps.end()
 
 
 def ours(
@@ -241,100 +192,64 @@ def ours(
         timed = Steps(model, sizes, dtype, device, cuts_head=True)
         silent = contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)
         with silent[0], silent[1], patch.object(inputs, "tensor_hash", return_value="not hashed"):
-            trainer = Trainer(
-                precision=PRECISIONS.get(dtype, dtype),
-                default_root_dir=name,
-                callbacks=[_StepEnds(timed), *callbacks, profiler],
-                max_steps=WARM_UP[device] + steps,
-                accelerator=device,
-                devices=1,
-                log_every_n_steps=min(10, WARM_UP[device] + steps),
-                limit_val_batches=0,
-                gradient_clip_val=1.0,
-                enable_checkpointing=False,
-            )
+            run: dict[str, Any] = {"max_steps": timed.warm_up + steps, "accelerator": device, "devices": 1}
+            run |= {"precision": PRECISIONS.get(dtype, dtype), "log_every_n_steps": min(10, timed.warm_up + steps)}
+            run |= {"limit_val_batches": 0, "gradient_clip_val": 1.0, "enable_checkpointing": False}
+            trainer = Trainer(**run, default_root_dir=name, callbacks=[timed, *callbacks, profiler])
             trainer.fit(model, datamodule=data)
     # the profiler restarts CUDA's own high-water at each phase, and knows the highest
     return timed.found(int(profiler.highest_gib * GIB))
 
 
-def transformers(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _transformers(sizes: Sizes) -> tuple[Any, LossOf]:
     """``LlamaForCausalLM`` of the installed transformers, which shifts the labels itself."""
-    model = llama(model_config(sizes), use_cache=False)
-
-    def loss(run: Any, ids: torch.Tensor, targets: torch.Tensor) -> Any:
-        return run(input_ids=ids, labels=ids).loss
-
-    return _plain_loop(model, loss, sizes, dtype, device, steps, compiled=compiled, fused=True)
+    return llama(model_config(sizes), use_cache=False), lambda run, ids, _: run(input_ids=ids, labels=ids).loss
 
 
-def liger(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _liger(sizes: Sizes) -> tuple[Any, LossOf]:
     """The same, with Liger-Kernel's norm, rotation, MLP, and head with loss."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
     apply_liger_kernel_to_llama()
-    return transformers(sizes, dtype, device, steps, compiled=compiled)
+    return _transformers(sizes)
 
 
-def nanogpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _nanogpt(sizes: Sizes) -> tuple[Any, LossOf]:
     """``PlainGPT``, whose MLP has as many parameters as the others'."""
-    return _plain_loop(
-        PlainGPT(model_config(sizes)), _call, sizes, dtype, device, steps, compiled=compiled, fused=device == "cuda"
-    )
+    return PlainGPT(model_config(sizes)), lambda run, ids, targets: run(ids, targets)
 
 
-def _call(run: Any, ids: torch.Tensor, targets: torch.Tensor) -> Any:
-    return run(ids, targets)
-
-
-def litgpt(sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def _litgpt(sizes: Sizes) -> tuple[Any, LossOf]:
     """The model and the loss of litgpt, as its ``pretrain`` puts them together."""
     from litgpt.config import Config
     from litgpt.model import GPT
     from litgpt.utils import chunked_cross_entropy
 
-    config = Config(
-        **{field: sizes[name] for field, name in LITGPT.items()},
-        norm_class_name="RMSNorm",
-        mlp_class_name="LLaMAMLP",
-        rotary_percentage=1.0,
-        parallel_residual=False,
-        bias=False,
-    )
-
-    def loss(run: Any, ids: torch.Tensor, targets: torch.Tensor) -> Any:
-        return chunked_cross_entropy(run(ids), targets, chunk_size=0)
-
-    return _plain_loop(GPT(config), loss, sizes, dtype, device, steps, compiled=compiled, fused=device == "cuda")
+    parts = {"norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP", "rotary_percentage": 1.0}
+    named = {field: sizes[name] for field, name in LITGPT.items()}
+    model = GPT(Config(**named, **parts, parallel_residual=False, bias=False))
+    return model, lambda run, ids, targets: chunked_cross_entropy(run(ids), targets, chunk_size=0)
 
 
-def _plain_loop(
-    model: Any, loss: LossOf, sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool, fused: bool
-) -> Found:
+def plain_loop(side: str, sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+    """Each step of the plain loop of a side's users."""
+    model, loss = PLAIN[side](sizes)
     run = torch.compile(model) if compiled else model
     model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
-
-    def step() -> None:
-        ids = torch.randint(sizes["vocab"], (sizes["rows"], sizes["context"]), device=device)
-        plain_step(lambda: loss(run, ids, ids.roll(-1, 1)), model, optimizer, device=device, dtype=dtype)
-        optimizer.zero_grad()
-
+    is_fused = device == "cuda" or side in ("transformers", "liger")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=is_fused)
     timed = Steps(model, sizes, dtype, device)
     for _ in range(timed.warm_up + steps):
-        step()
-        timed.end()
+        ids = torch.randint(sizes["vocab"], (sizes["rows"], sizes["context"]), device=device)
+        plain_step(partial(loss, run, ids, ids.roll(-1, 1)), model, optimizer, device=device, dtype=dtype)
+        optimizer.zero_grad()
+        timed.on_train_batch_end()
     return timed.found(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
 
 
-SIDES: dict[str, Callable[..., Found]] = {
-    "ours": ours,
-    "ours as one": partial(ours, scope="model"),
-    "transformers": transformers,
-    "liger": liger,
-    "litgpt": litgpt,
-    "nanogpt": nanogpt,
-}
+PLAIN = {"transformers": _transformers, "liger": _liger, "litgpt": _litgpt, "nanogpt": _nanogpt}
+SIDES: dict[str, Callable[..., Found]] = {side: partial(plain_loop, side) for side in PLAIN}
+SIDES |= {"ours": ours, "ours as one": partial(ours, scope="model")}
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
@@ -349,11 +264,10 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     restart_high_water()
     before = resident_bytes() if device == "cpu" else 0
-    seconds, alone, peak, gpu = SIDES[job["side"]](
-        job["sizes"], job["dtype"], device, job["steps"], compiled=job["compiled"]
-    )
+    given = (job["sizes"], job["dtype"], device, job["steps"])
+    seconds, alone, peak, gpu = SIDES[job["side"]](*given, compiled=job["compiled"])
     shares = [one / step for one, step in zip(alone, seconds, strict=False)]
-    ran = {**evidence.compiled_code(), **evidence.attention(job["sizes"], job["dtype"], device), **gpu}
+    ran = {**what_ran(job["sizes"], job["dtype"], device), **gpu}
     return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares, "ran": ran}
 
 
@@ -363,9 +277,18 @@ BENCH = Bench(
     sizes=("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab"),
     named_shapes=SHAPES,
     dtypes=("float32", "bfloat16"),  # the second by autocast
-    columns=COLUMNS,
-    notes=notes,
-    draw=draw,
+    columns={  # the ratio is of time, over ours
+        **columns("total ms", "tokens/s", "ratio", "peak MiB"),
+        **{heading: (field, 1, ".2f") for heading, field in SHARES.items()},
+    },
+    notes=lambda rows: [
+        "ratio: time over ours",
+        "share: time of the step's matmuls alone over that of the step, with its 20th and 80th percentile",
+        f"{torch.get_num_threads()} threads each",
+    ],
+    draw=bar_plot(
+        Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"), Measure("peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}")
+    ),
     allocator="freed memory kept by ours",
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

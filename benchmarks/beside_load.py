@@ -13,7 +13,6 @@ machine.
 import argparse
 import contextlib
 import itertools
-import os
 import random
 import shlex
 import shutil
@@ -32,8 +31,9 @@ from typing import Any
 
 from rich.progress import track
 
+from benchmarks import commands
 from benchmarks.digest import digest
-from benchmarks.start_up import CONFIG, ROOT
+from benchmarks.start_up import CONFIG
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row, ratios, write_rows
 from lightning_llm.checkpoints.names import step_files
@@ -42,41 +42,33 @@ from lightning_llm.io.console import Console
 NOT_DEFAULT = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STEPS, KILLED_STEPS = 20, 40
 WAYS: dict[str, dict[str, str]] = {"bounded waiting (default)": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}
-EVERY_STEP = (
-    "--trainer.callbacks+=lightning_llm.training.callbacks.RunCheckpoints",
-    "--trainer.callbacks.every_n_steps=1",
-)
+CALLBACK = "--trainer.callbacks"
+EVERY_STEP = (f"{CALLBACK}+=lightning_llm.training.callbacks.RunCheckpoints", f"{CALLBACK}.every_n_steps=1")
 
 
-def start(folder: Path, name: str, *options: str, **environment: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, name: str, *options: str, **environment: str) -> "subprocess.Popen[bytes]":
     """A run in ``folder/name``, as a user starts it."""
-    clean = {key: value for key, value in os.environ.items() if key not in NOT_DEFAULT}
-    clean |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **environment}
-    command = [sys.executable, "-m", "lightning_llm", "fit", "--config", str(CONFIG)]
-    command += ["--data.path", str(folder / "text.txt"), "--data.store", str(folder / "store")]
-    command += ["--trainer.default_root_dir", str(folder / name), "--trainer.enable_progress_bar", "false", *options]
-    with (folder / f"{name}.txt").open("ab") as out:
-        return subprocess.Popen(command, cwd=folder, env=clean, stdout=out, stderr=out)
+    words = ["lightning_llm", "fit", "--config", str(CONFIG), "--data.path", "text.txt", "--data.store", "store"]
+    words += ["--trainer.default_root_dir", name, "--trainer.enable_progress_bar", "false", *options]
+    return commands.start(*words, folder=folder, log=folder / f"{name}.txt", without=NOT_DEFAULT, **environment)
 
 
 def fit(folder: Path, name: str, *options: str, **environment: str) -> float:
-    """Seconds of a whole run.
-
-    Raises:
-        RuntimeError: It failed.
-    """
+    """Seconds of a whole run."""
     begun = time.perf_counter()
-    if status := start(folder, name, *options, **environment).wait():
-        raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
+    check(start(folder, name, *options, **environment).wait(), folder, name)
     return time.perf_counter() - begun
 
 
-def steps(number: int) -> tuple[str, ...]:
+def check(status: int, folder: Path, name: str, allowed: int = 0) -> None:
+    """Fail with the end of a run's output if it did not end as it should."""
+    if status not in (0, allowed):
+        raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
+
+
+def steps(number: int) -> list[str]:
     """The options of a run of so many steps without validation in between."""
-    return ("--trainer.max_steps", str(number), "--trainer.val_check_interval", str(number), *SHORT)
-
-
-SHORT = ("--trainer.limit_val_batches", "4")
+    return [f"--trainer.max_steps={number}", f"--trainer.val_check_interval={number}", "--trainer.limit_val_batches=4"]
 
 
 def checkpoints(folder: Path, name: str) -> list[Path]:
@@ -100,8 +92,7 @@ def killed(folder: Path, name: str, kills: int, seed: int) -> int:
             time.sleep(0.01)
         if (status := process.wait()) == 0:
             break  # it reached its end
-        if status != -signal.SIGKILL:
-            raise RuntimeError(f"{name} ended with {status}: {(folder / f'{name}.txt').read_text()[-2000:]}")
+        check(status, folder, name, allowed=-signal.SIGKILL)
         done += 1
         options = ("--ckpt_path", "last") if checkpoints(folder, name) else ()
         if not options:
@@ -122,7 +113,7 @@ def busy(processes: int) -> Iterator[None]:
             loop.wait()
 
 
-def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
+def bits(folder: Path, options: argparse.Namespace, console: Console) -> Iterator[Row]:
     """The digests of identical runs, and of killed and resumed ones."""
     fit(folder, "first", *steps(STEPS))  # alone; it also prepares the store
     fit(folder, "whole", *steps(KILLED_STEPS), *EVERY_STEP)
@@ -130,8 +121,7 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Ro
     with busy(options.load), ThreadPoolExecutor(2) as pool:
         names = [f"run-{number}" for number in range(options.runs)]
         jobs = pool.map(lambda name: fit(folder, name, *steps(STEPS)), names)
-        for _ in track(jobs, "identical commands", total=len(names), console=Console(stderr=True)):
-            pass
+        list(track(jobs, "identical commands", total=len(names), console=Console(stderr=True)))
         each = 10  # kills of one run
         runs = [(f"killed-{number}", min(each, options.kills - number)) for number in range(0, options.kills, each)]
         jobs = pool.map(lambda run: killed(folder, run[0], run[1], hash(run[1]) + len(run[0])), runs)
@@ -143,13 +133,11 @@ def bits(folder: Path, options: argparse.Namespace, console: Console) -> list[Ro
     if same[False] or resumed[False]:
         raise RuntimeError(f"other bits; everything is in {folder}")
     row = partial(Request(bench="bits", shape="", sizes=None).row, dtype="", busy_processes=options.load)
-    return [
-        row("identical commands", runs=len(names), same_bits=same[True]),
-        row("killed and resumed", runs=len(runs), same_bits=resumed[True], kills=kills),
-    ]
+    yield row("identical commands", runs=len(names), same_bits=same[True])
+    yield row("killed and resumed", runs=len(runs), same_bits=resumed[True], kills=kills)
 
 
-def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row]:
+def two(folder: Path, options: argparse.Namespace, console: Console) -> Iterator[Row]:
     """Seconds of one run alone and of two at once, interleaved."""
     fit_options = (*steps(options.steps), "--trainer.precision", options.precision)
     fit(folder, "prepares", *steps(1))
@@ -159,30 +147,25 @@ def two(folder: Path, options: argparse.Namespace, console: Console) -> list[Row
         name = f"{next(numbers)}"
         alone = fit(folder, f"alone-{name}", *fit_options, **environment)
         with ThreadPoolExecutor(2) as pool:
-            return alone, max(
-                pool.map(lambda side: fit(folder, f"both-{name}-{side}", *fit_options, **environment), "ab")
-            )
+            both = pool.map(lambda side: fit(folder, f"both-{name}-{side}", *fit_options, **environment), "ab")
+            return alone, max(both)
 
-    request, rows = Request(bench="two", shape="", sizes=None, rounds=options.rounds), []
+    request = Request(bench="two", shape="", sizes=None, rounds=options.rounds)
     for way, pairs in request.interleaved({way: partial(seconds, own) for way, own in WAYS.items()}).items():
         alone, at_once = (list(times) for times in zip(*pairs, strict=True))
         times: dict[str, Any] = ratios(at_once, alone)
         medians = f"one alone {statistics.median(alone):.1f} s, two at once {statistics.median(at_once):.1f} s"
         console.print(f"{way}: {medians}, {times['ratio']:.2f} times as long")
         times |= {"alone_s": alone, "at_once_s": at_once, "steps": options.steps, "precision": options.precision}
-        rows.append(request.row(way, dtype="", **times))
-    return rows
+        yield request.row(way, dtype="", **times)
 
 
 def main() -> None:
     """Parse the command line, run in a temporary folder, print and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("bits", "two"))
-    parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--kills", type=int, default=40)
-    parser.add_argument("--load", type=int, default=4, help="busy processes beside the runs")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=125)
+    for name, default in {"runs": 30, "kills": 40, "load": 4, "rounds": 2, "steps": 125}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help="busy processes" if name == "load" else None)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--json", type=Path)
     options, console = parser.parse_args(), Console(highlight=False)
@@ -191,7 +174,7 @@ def main() -> None:
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 6))) for _ in range(200)]
     lines = [" ".join(rng.choices(words, k=8)).capitalize() + "." for _ in range(20000)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rows = (bits if options.what == "bits" else two)(folder, options, console)
+    rows = list((bits if options.what == "bits" else two)(folder, options, console))
     if options.json is not None:
         write_rows(rows, options.json, shlex.join(["python", "benchmarks/beside_load.py", *sys.argv[1:]]))
     shutil.rmtree(folder)

@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.steps import seconds_of
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns, ratios
+from lightning_llm.bench.rows import Row, columns, ratios
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.measure.meter import tensors_in
 from lightning_llm.measure.timer import now
@@ -32,15 +32,11 @@ from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 VARIANTS = ("waiting", "in the background", "step alone", "step during the write")
-COLUMNS: Columns = {
-    **columns("ms", "least", "most", "ratio", "saved MiB"),
-    "MB/s to disk": ("bytes_per_s", 1e-6, ".0f"),
-}
 _HIDDEN, _VOCAB, _BATCH, _SEQ = 512, 4096, 1, 32
 Taken = defaultdict[str, list[float]]
+Ways = dict[str, AtomicCheckpointIO]
 Step = Callable[[], None]
 Content = Callable[[], dict[str, Any]]
-draw = bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}"))
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -63,15 +59,14 @@ def run(request: Request) -> Iterator[Row]:
         yield row
 
 
-def _round(
-    step: Step, content: Content, ways: dict[str, AtomicCheckpointIO], path: Path, taken: Taken, written: Taken
-) -> None:
+def _round(step: Step, content: Content, ways: Ways, path: Path, taken: Taken, written: Taken) -> None:
+    ended: list[float] = []
     for name, files in ways.items():
         begun = time.perf_counter()
         files.save_checkpoint(content(), path)
         taken[name].append(time.perf_counter() - begun)
-        ended: list[float] = []
-        files.then(partial(_note_time, ended))
+        ended.clear()
+        files.then(lambda: ended.append(time.perf_counter()))
         while not ended:
             taken[VARIANTS[3]].append(seconds_of(step))
         files.wait()
@@ -79,13 +74,8 @@ def _round(
     taken[VARIANTS[2]] += [seconds_of(step) for _ in range(3)]
 
 
-def _note_time(ended: list[float]) -> None:
-    ended.append(time.perf_counter())
-
-
 def _training(millions: int, device: str) -> tuple[Step, Content]:
-    layer = 12 * _HIDDEN**2
-    layers = max(1, round((millions * 1e6 - 2 * _VOCAB * _HIDDEN) / layer))
+    layers = max(1, round((millions * 1e6 - 2 * _VOCAB * _HIDDEN) / (12 * _HIDDEN**2)))
     config = model_config({"vocab": _VOCAB, "hidden": _HIDDEN, "layers": layers, "heads": 8, "context": _SEQ})
     torch.manual_seed(0)
     model: nn.Module = Transformer(config).to(device)
@@ -110,7 +100,7 @@ BENCH = Bench(
     shapes=["30"],
     sizes=("millions of parameters",),
     dtypes=("float32",),
-    columns=COLUMNS,
-    draw=draw,
+    columns={**columns("ms", "least", "most", "ratio", "saved MiB"), "MB/s to disk": ("bytes_per_s", 1e-6, ".0f")},
+    draw=bar_plot(Measure("total_s", 1e3, f"ms that training is held up, and ms per step{LOWER}")),
     files=("lightning_llm/checkpoints", "lightning_llm/training/checkpoint_io.py"),
 )

@@ -9,7 +9,6 @@ through the logarithms: 0 where the cost per token stays, 1 where it grows in pr
 import gc
 import importlib.util
 import math
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,39 +20,22 @@ import torch
 from torch import Tensor
 
 from benchmarks import start_up
+from benchmarks.parts import doubled
 from benchmarks.steps import plain_step
 from lightning_llm.bench.harness import Bench, Request, step_peak_bytes, timed_rows
 from lightning_llm.bench.plots import LOWER, lines, panels
-from lightning_llm.bench.rows import MIB, Columns, Row
+from lightning_llm.bench.rows import MIB, Row
 from lightning_llm.bench.workloads import HEAD_DIM, llama, model_config
 from lightning_llm.io.charts import chart, legend
-from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.module import LanguageModel
 
 BASE = {"context": 256, "width": 256, "depth": 4, "vocab": 4096, "batch": 2}  # what is not doubled
 STARTUP, COMPILE = "startup", "compile"  # the start of the command, and the same with compiled blocks
-DEFAULT_SHAPES = [
-    *("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"),
-    *(STARTUP, COMPILE),
-]
 VARIANTS = ("ours", "transformers")
 
 
 def _part(part: str, row: Row) -> Any:
     return row.parts_s and row.parts_s[part]
-
-
-COLUMNS: Columns = {
-    "size": ("value", 1, "d"),
-    "s to the first step": (lambda row: row.total_s if row.parts_s else None, 1, ".2f"),
-    **{part: (partial(_part, part), 1, ".2f") for part in start_up.PARTS},
-    "ms": (lambda row: None if row.parts_s else row.total_s, 1e3, ".1f"),
-    "µs/token": (lambda row: time_per_token(row), 1e6, ".1f"),
-    "time slope": ("time_slope", 1, ".2f"),
-    "peak MiB": ("peak_bytes", 1 / MIB, ".0f"),
-    "KiB/token": (lambda row: memory_per_token(row), 2**-10, ".1f"),
-    "memory slope": ("memory_slope", 1, ".2f"),
-}
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -68,26 +50,21 @@ def run(request: Request) -> Iterator[Row]:
         yield from _along(axis, values, variants, request)
     elif request.dtype == request.options.dtype[0]:  # a start has the dtype of its config
         for variant, parts in start_up.measure(request, compiled=request.shape == COMPILE):
-            total = sum(parts.values())
-            yield request.row(variant, dtype="as configured", total_s=total, axis=request.shape, parts_s=parts)
+            facts: dict[str, Any] = {"total_s": sum(parts.values()), "parts_s": parts, "axis": request.shape}
+            yield request.row(variant, dtype="as configured", **facts)
 
 
 def parse(text: str) -> tuple[str, list[int]] | None:
-    """``context=256-2048`` as the name of a size and its values, each twice the one before; ``None`` for a start.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """``context=256-2048`` as the name of a size and its values, each twice the one before; ``None`` for a start."""
     if text in (STARTUP, COMPILE):
         return None
-    match = re.fullmatch(r"(\w+)=([1-9]\d*)-([1-9]\d*)", text)
+    axis, values = doubled(text)
     wanted = f"one of {', '.join(BASE)} with two sizes, the second at least twice the first, such as context=256-2048"
-    if match is None or match[1] not in BASE or int(match[3]) < 2 * int(match[2]):
+    if axis not in BASE or len(values) < 2:
         raise ValueError(f"shapes {text!r} must be {wanted}; or {STARTUP}, or {COMPILE}")
-    first, last = int(match[2]), int(match[3])
-    if match[1] == "width" and first % HEAD_DIM:
+    if axis == "width" and values[0] % HEAD_DIM:
         raise ValueError(f"shapes {text!r}: a width must be a multiple of {HEAD_DIM}, the width of a head")
-    return match[1], [first * 2**power for power in range((last // first).bit_length())]
+    return axis, values
 
 
 def slope(values: Sequence[float], costs: Sequence[float]) -> float:
@@ -112,9 +89,10 @@ def _along(axis: str, values: list[int], variants: Sequence[str], request: Reque
         sizes = {**BASE, axis: value}
         steps = {name: _Step(name, sizes, request.device, request.dtype) for name in variants}
         for row in timed_rows(steps, request, warmup=2, tokens=sizes["batch"] * sizes["context"]):
-            row.axis, row.value, row.peak_bytes = axis, value, steps[row.variant].peak_bytes()
+            step, row.axis, row.value = steps[row.variant], axis, value
+            row.peak_bytes = step_peak_bytes(step, step.model, step.optimizer, step.batch)
             rows.append(row)
-        del steps
+        del steps, step
         gc.collect()  # a module and its hooks may hold each other
     for name in variants:
         own = [row for row in rows if row.variant == name]
@@ -134,38 +112,22 @@ class _Step:
         named = {"hidden": sizes["width"], "layers": sizes["depth"], "intermediate": intermediate}
         config = model_config({**sizes, **named})
         windows = torch.randint(sizes["vocab"], (sizes["batch"], sizes["context"] + 1)).to(device)
-        self.ids, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        self.model, self.loss = _ours(config) if variant == "ours" else _transformers(config)
+        self.batch = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        self.loss: Callable[[Tensor, Tensor], Any]
+        if variant == "ours":
+            self.model = model = LanguageModel(config)
+            model.configure_model()
+            self.loss = lambda ids, targets: model.loss({"input_ids": ids, "targets": targets})
+        else:
+            self.model = theirs = llama(config, use_cache=False)
+            self.loss = lambda ids, targets: theirs(input_ids=ids, shift_labels=targets, labels=targets).loss
         self.model.to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
 
     def __call__(self) -> None:
-        loss = partial(self.loss, self.ids, self.targets)
+        loss = partial(self.loss, *self.batch)
         plain_step(loss, self.model, self.optimizer, device=self.device, dtype=self.dtype)
         self.optimizer.zero_grad()
-
-    def peak_bytes(self) -> int:
-        """The most that a step holds beyond weights, optimizer state and batch."""
-        return step_peak_bytes(self, self.model, self.optimizer, (self.ids, self.targets))
-
-
-LossOf = Callable[[Tensor, Tensor], Any]
-
-
-def _ours(config: ModelConfig) -> tuple[Any, LossOf]:
-    model = LanguageModel(config)
-    model.configure_model()
-    return model, lambda ids, targets: model.loss({"input_ids": ids, "targets": targets})
-
-
-def _transformers(config: ModelConfig) -> tuple[Any, LossOf]:
-    model = llama(config, use_cache=False)
-    return model, lambda ids, targets: model(input_ids=ids, shift_labels=targets, labels=targets).loss
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """The sizes that were not varied."""
-    return ["what is not varied: " + ", ".join(f"{name} {value}" for name, value in BASE.items())]
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
@@ -204,11 +166,21 @@ def _draw_starts(axis: Any, rows: Sequence[Row]) -> None:
 
 BENCH = Bench(
     run=run,
-    shapes=DEFAULT_SHAPES,
+    shapes=[*("context=256-2048", "width=128-1024", "depth=1-8", "vocab=1024-16384", "batch=1-16"), STARTUP, COMPILE],
     parse=parse,
     dtypes=("float32", "bfloat16"),  # the second by autocast
-    columns=COLUMNS,
-    notes=notes,
+    columns={
+        "size": ("value", 1, "d"),
+        "s to the first step": (lambda row: row.total_s if row.parts_s else None, 1, ".2f"),
+        **{part: (partial(_part, part), 1, ".2f") for part in start_up.PARTS},
+        "ms": (lambda row: None if row.parts_s else row.total_s, 1e3, ".1f"),
+        "µs/token": (lambda row: time_per_token(row), 1e6, ".1f"),
+        "time slope": ("time_slope", 1, ".2f"),
+        "peak MiB": ("peak_bytes", 1 / MIB, ".0f"),
+        "KiB/token": (lambda row: memory_per_token(row), 2**-10, ".1f"),
+        "memory slope": ("memory_slope", 1, ".2f"),
+    },
+    notes=lambda rows: ["what is not varied: " + ", ".join(f"{name} {value}" for name, value in BASE.items())],
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

@@ -7,33 +7,24 @@ the time of the library ``tokenizers`` to encode the same text, held in memory a
 ``batches`` is the other end: training batches, in their order, from a store of bytes that the system has cached.
 """
 
-import re
 import statistics
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.data_process import Measured, measured
+from benchmarks.data_process import measured
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.rows import Row, columns
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.cuts import cut_at_newlines
 from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.io.units import byte_size
 
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
-COLUMNS: Columns = {
-    **columns("s", "resident MiB"),
-    "MB/s of text": ("bytes_per_s", 1e-6, ".1f"),
-    "Mtokens/s": ("tokens_per_s", 1e-6, ".2f"),
-    "speed over the library's": ("ratio", 1, ".2f"),
-}
-draw = bar_plot(Measure("bytes_per_s", 1e-6, f"MB/s of text{HIGHER}"), log=True)
-
-_UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
-_BPE_PART = 8
+_ON_A_PART, _BPE_PART = ("bpe", "tokenizers"), 8
 _MOST_ROUNDS = 3  # a round takes seconds to minutes
 
 
@@ -45,13 +36,17 @@ def run(request: Request) -> Iterator[Row]:
         unit = "".join(file.text() for file in open_corpus(["stdlib"]).files).encode()
         bpe = Tokenizer.train_bpe(cut_at_newlines([unit.decode()], 1 << 15), 4096)
         (folder / "tokenizer.json").write_text(bpe.to_str(), encoding="utf-8")
-        whole = ("byte", "char", "batches")
-        sizes = {variant: size if variant in whole else max(1, size // _BPE_PART) for variant in variants}
+        sizes = {variant: max(1, size // _BPE_PART) if variant in _ON_A_PART else size for variant in variants}
         for length in set(sizes.values()):
-            _make_text(folder / f"{length}.txt", unit, length)
-        runs = {variant: partial(_in_process, variant, folder, sizes[variant]) for variant in variants}
+            whole_units, rest = divmod(length, len(unit))
+            with (folder / f"{length}.txt").open("wb") as out:
+                for _ in range(whole_units):
+                    out.write(unit)
+                out.write(unit[:rest].decode("utf-8", errors="ignore").encode().ljust(rest))
+        jobs = {variant: [(variant, folder, sizes[variant])] for variant in variants}
+        runs = {variant: partial(in_fresh_processes, measured, job, name=variant) for variant, job in jobs.items()}
         taken = request.interleaved(runs, min(request.rounds, _MOST_ROUNDS))
-    seconds = {variant: statistics.median(each.seconds for each in runs) for variant, runs in taken.items()}
+    seconds = {variant: statistics.median(each.seconds for (each,) in runs) for variant, runs in taken.items()}
     for variant, results in taken.items():
         yield request.row(
             variant,
@@ -59,39 +54,24 @@ def run(request: Request) -> Iterator[Row]:
             dtype="uint16",
             total_s=seconds[variant],
             ratio=seconds["tokenizers"] / seconds["bpe"] if variant == "bpe" and "tokenizers" in seconds else None,
-            resident_bytes=max(each.resident_bytes for each in results),
-            tokens_per_s=results[0].tokens / seconds[variant],
+            resident_bytes=max(each.resident_bytes for (each,) in results),
+            tokens_per_s=results[0][0].tokens / seconds[variant],
             bytes_per_s=None if variant == "batches" else sizes[variant] / seconds[variant],
         )
-
-
-def parse(text: str) -> int:
-    """``256MiB`` or ``4GiB``: bytes of text."""
-    match = re.fullmatch(r"([1-9][0-9]*)(MiB|GiB)", text)
-    if match is None:
-        raise ValueError(f"shapes {text!r} is no size of text, such as 256MiB or 4GiB")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _make_text(file: Path, unit: bytes, size: int) -> None:
-    with file.open("wb") as out:
-        whole, rest = divmod(size, len(unit))
-        for _ in range(whole):
-            out.write(unit)
-        out.write(unit[:rest].decode("utf-8", errors="ignore").encode().ljust(rest))
-
-
-def _in_process(variant: str, folder: Path, size: int) -> Measured:
-    return in_fresh_processes(measured, [(variant, folder, size)], name=variant)[0]
 
 
 BENCH = Bench(
     run=run,
     shapes=["256MiB"],
-    parse=parse,
+    parse=byte_size,
     devices=("cpu",),
     dtypes=("float32",),  # it prepares text
-    columns=COLUMNS,
-    draw=draw,
+    columns={
+        **columns("s", "resident MiB"),
+        "MB/s of text": ("bytes_per_s", 1e-6, ".1f"),
+        "Mtokens/s": ("tokens_per_s", 1e-6, ".2f"),
+        "speed over the library's": ("ratio", 1, ".2f"),
+    },
+    draw=bar_plot(Measure("bytes_per_s", 1e-6, f"MB/s of text{HIGHER}"), log=True),
     files=("lightning_llm/data",),
 )

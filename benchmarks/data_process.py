@@ -36,9 +36,8 @@ def measured(job: tuple[str, Path, int]) -> Measured:
     else:
         with tempfile.TemporaryDirectory(dir=folder) as out:
             start = time.perf_counter()
-            store = prepare_store(
-                str(source), Path(out) / "store", tokenizer=str(tokenizer) if variant == "bpe" else variant
-            )
+            given = str(tokenizer) if variant == "bpe" else variant
+            store = prepare_store(str(source), Path(out) / "store", tokenizer=given)
             seconds, tokens = time.perf_counter() - start, sum(split.tokens for split in store.splits.values())
     return Measured(seconds, high_water_bytes(), tokens)
 

@@ -10,16 +10,19 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 of a checkpoint's weights and optimizer state: two runs with the same digest have the same bits.
-
-    Args:
-        path: A checkpoint that ``lightning-llm fit`` has written.
+    """The sha256 of weights and optimizer state that ``fit`` has saved: two runs with the same one have the same bits.
 
     Raises:
         ValueError: As :func:`read_checkpoint`.
     """
-    content, total = read_checkpoint(path, needs=("state_dict", "optimizer_states")), hashlib.sha256()
-    _add(total, [content["state_dict"], content["optimizer_states"]])
+    content = read_checkpoint(path, needs=("state_dict", "optimizer_states"))
+    return digest_of([content["state_dict"], content["optimizer_states"]])
+
+
+def digest_of(value: Any) -> str:
+    """The sha256 of a part of a checkpoint."""
+    total = hashlib.sha256()
+    _add(total, value)
     return total.hexdigest()
 
 

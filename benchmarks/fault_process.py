@@ -9,6 +9,7 @@ has its name, and ``moment``. Notes do not go through the code that is put to th
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import re
@@ -20,9 +21,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest.mock import patch
@@ -30,9 +30,9 @@ from unittest.mock import patch
 import torch
 import torch.utils.tensorboard  # which the command imports only when it trains
 
+from benchmarks.commands import ROOT
 from lightning_llm.training.module import LanguageModel
 
-ROOT = Path(__file__).resolve().parents[1]
 MOMENT = "moment"
 _STEP_FILE = re.compile(r"step-(\d+)\.ckpt")
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -41,14 +41,9 @@ _OF_JOBS = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_"
 
 
 class Ended(NamedTuple):
-    """How a process ended.
+    """How a process ended, after how many seconds, what it wrote, and how far it came by its notes.
 
-    Attributes:
-        status: Its exit status, or minus the signal; ``None``: it did not end, and was killed at the time limit.
-        seconds: How long it ran.
-        out: What it wrote.
-        error: What it wrote to the standard error.
-        notes: How far it came.
+    The status is minus the signal that killed it; ``None``: it did not end, and was killed at the time limit.
     """
 
     status: int | None
@@ -58,39 +53,22 @@ class Ended(NamedTuple):
     notes: list[str]
 
 
-class Forker:
-    """Starts the process that forks; every run is a child of it."""
+Run = Callable[[Sequence[Mapping[str, Any]], float], list[Ended]]
 
-    def __init__(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
-        environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
-        self._parent = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _import_everything)
+
+@contextlib.contextmanager
+def forker() -> Iterator[Run]:
+    """Starts the process that forks; gives what runs children of it at the same time, to the end or a time limit.
+
+    Each child has a ``folder``, ``words`` of the command line, ``threads`` that compute, an ``environment`` on top of
+    the parent's, ``effects`` (see ``inject``), and ``kill_after_s`` from the moment in them, or ``None``.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
+    environment |= {**_SINGLE, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT)])}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _import_everything) as parent:
         with patch.dict(os.environ, environment, clear=True):
-            self._parent.submit(_check_single_thread)  # starts it
-
-    def run(self, children: Sequence[Mapping[str, Any]], time_limit_s: float) -> list[Ended]:
-        """Run processes at the same time.
-
-        Args:
-            children: For each ``folder``, ``words`` of the command line, ``threads`` that compute, ``environment`` on
-                top of the parent's, ``effects`` (see ``inject``), and ``kill_after_s`` from the moment in them, or
-                null.
-            time_limit_s: Processes that have not ended by then are killed.
-
-        Raises:
-            RuntimeError: The process that forks has ended.
-        """
-        try:
-            return self._parent.submit(_run, children, time_limit_s).result()
-        except BrokenProcessPool as error:
-            raise RuntimeError(f"the process that starts the runs has ended ({error})") from error
-
-    def close(self) -> None:
-        """End the process that forks."""
-        self._parent.shutdown()
-
-
-# ---- in the process that forks
+            parent.submit(_check_single_thread)  # starts it
+        yield lambda children, time_limit_s: parent.submit(_run, children, time_limit_s).result()
 
 
 def _import_everything() -> None:
@@ -100,39 +78,48 @@ def _import_everything() -> None:
 
 
 def _run(children: Sequence[Mapping[str, Any]], time_limit_s: float) -> list[Ended]:
-    running: list[_Child] = []
-    for child in children:
-        _check_single_thread()
-        pipes = [os.pipe() for _ in range(3)]  # not files: a full disk must not swallow what is said of it
-        process = os.fork()
-        if not process:
-            _train(child, *(writes for _, writes in pipes))
-        for _, writes in pipes:
-            os.close(writes)
-        running.append(_Child(process, [reads for reads, _ in pipes], child["kill_after_s"]))
-    return _wait(running, time_limit_s)
+    running = [_Child(child, time_limit_s) for child in children]
+    start, speaking = time.monotonic(), {pipe: child for child in running for pipe in child.heard}
+    while speaking:
+        for pipe in select.select(list(speaking), [], [])[0]:
+            child = speaking[pipe]
+            if not child.hear(pipe):
+                os.close(pipe)
+                del speaking[pipe]
+            if not speaking.keys() & child.heard.keys():
+                child.status = os.waitstatus_to_exitcode(os.waitpid(child.process, 0)[1])
+                child.seconds = time.monotonic() - start
+    return [child.ended() for child in running]
 
 
 class _Child:
-    def __init__(self, process: int, pipes: list[int], kill_after_s: float | None) -> None:
-        self.process, self.pipes, self.kill_after_s = process, pipes, kill_after_s
-        self.heard = dict.fromkeys(pipes, b"")
-        self.status: int | None = None
-        self.seconds = 0.0
+    """A run, and what it has written by pipe: its output, its errors, its notes."""
+
+    def __init__(self, told: Mapping[str, Any], time_limit_s: float) -> None:
+        _check_single_thread()
+        pipes = [os.pipe() for _ in range(3)]  # not files: a full disk must not swallow what is said of it
+        self.process, self.kill_after_s = os.fork(), told["kill_after_s"]
+        if not self.process:
+            signal.setitimer(signal.ITIMER_REAL, time_limit_s)
+            _train(told, *(writes for _, writes in pipes))
+        for _, writes in pipes:
+            os.close(writes)
+        self.heard = {reads: b"" for reads, _ in pipes}
+        self.status, self.seconds = 0, 0.0
 
     def hear(self, pipe: int) -> bool:
-        """Read what has come; False at the end."""
+        """Read what has come, and kill the run at its moment; False at the end."""
         content = os.read(pipe, 1 << 16)
         self.heard[pipe] += content
-        if pipe == self.pipes[2] and self.kill_after_s is not None and f"{MOMENT}\n".encode() in self.heard[pipe]:
+        if pipe == list(self.heard)[2] and self.kill_after_s is not None and f"{MOMENT}\n".encode() in content:
             time.sleep(self.kill_after_s)
-            self.kill_after_s = None
             os.kill(self.process, signal.SIGKILL)
         return bool(content)
 
-    def ended(self, *, is_late: bool) -> Ended:
-        out, error, notes = (self.heard[pipe].decode(errors="replace") for pipe in self.pipes)
-        return Ended(None if is_late else self.status, self.seconds, out, error, notes.splitlines())
+    def ended(self) -> Ended:
+        out, error, notes = (text.decode(errors="replace") for text in self.heard.values())
+        status = None if self.status == -signal.SIGALRM else self.status
+        return Ended(status, self.seconds, out, error, notes.splitlines())
 
 
 def _command(words: Sequence[str]) -> int:
@@ -149,29 +136,6 @@ def _check_single_thread() -> None:
     tasks = Path("/proc/self/task")
     if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
         raise RuntimeError("the process that starts the runs has several threads: it cannot be forked safely")
-
-
-def _wait(running: Sequence[_Child], time_limit_s: float) -> list[Ended]:
-    """Hear all, kill at the moments and at the time limit."""
-    start, late = time.monotonic(), set[int]()
-    speaking = {pipe: child for child in running for pipe in child.pipes}
-    while speaking:
-        for pipe in select.select(list(speaking), [], [], 0.5)[0]:
-            child = speaking[pipe]
-            if not child.hear(pipe):
-                os.close(pipe)
-                del speaking[pipe]
-            if not speaking.keys() & set(child.pipes):
-                child.status = os.waitstatus_to_exitcode(os.waitpid(child.process, 0)[1])
-                child.seconds = time.monotonic() - start
-        if time.monotonic() - start > time_limit_s:
-            for process in {child.process for child in speaking.values()} - late:
-                os.kill(process, signal.SIGKILL)
-                late.add(process)
-    return [child.ended(is_late=child.process in late) for child in running]
-
-
-# ---- in a run
 
 
 def _train(child: Mapping[str, Any], out: int, error: int, notes: int) -> NoReturn:
@@ -217,7 +181,9 @@ def inject(effects: Mapping[str, Any], note: Callable[[str], object]) -> None:
         if disk and counts["micro-batch"] == disk["batch"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (disk["bytes"], resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         if clock and counts["micro-batch"] == clock["batch"]:
-            _move_clock(clock["seconds"])
+            real, real_ns = time.time, time.time_ns
+            time.time = lambda: real() + clock["seconds"]
+            time.time_ns = lambda: real_ns() + int(clock["seconds"] * 1e9)
 
     training_step, replace, save = LanguageModel.training_step, os.replace, torch.save
 
@@ -244,9 +210,3 @@ def inject(effects: Mapping[str, Any], note: Callable[[str], object]) -> None:
     os.replace, torch.save = noted_replace, noted_save  # type: ignore[assignment]
     reach("start")
     disturb()
-
-
-def _move_clock(seconds: float) -> None:
-    real, real_ns = time.time, time.time_ns
-    time.time = lambda: real() + seconds
-    time.time_ns = lambda: real_ns() + int(seconds * 1e9)

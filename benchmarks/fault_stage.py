@@ -4,17 +4,18 @@ The run is started, ended by a fault, resumed as a user would, with ``--ckpt_pat
 nothing was saved, and compared at its end with an undisturbed one.
 """
 
-import dataclasses
-import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
-from benchmarks.fault_process import MOMENT, Ended, Forker
+from benchmarks.commands import last_line
+from benchmarks.digest import digest_of
+from benchmarks.fault_process import MOMENT, Ended, Run
 from lightning_llm.checkpoints.names import BEST, step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
 
@@ -47,50 +48,36 @@ _TWO = f"""
     class_path: lightning.pytorch.strategies.DDPStrategy
     init_args: {{process_group_backend: gloo, timeout: "0:00:{LOST_S}"}}
 """
+_OF_TWO = {  # as torchrun sets them
+    **{"GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+    **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none"},
+}
 _RESUMED = re.compile(r"^Resumed from step (\d+): (\S+)", re.MULTILINE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """One run: how each of its processes ended, and what it resumed from."""
+class Truth(NamedTuple):
+    """What an undisturbed run ends with: parts of its checkpoints by their digests, and its curves."""
 
-    ended: list[Ended]
-    resumed_step: int | None
-    resumed_file: str
-
-    @property
-    def status(self) -> int | None:
-        """Of the (first) process, as in ``Ended``."""
-        return self.ended[0].status
-
-    @property
-    def error(self) -> str:
-        """What all wrote to the standard error."""
-        return "".join(each.error for each in self.ended)
-
-
-@dataclasses.dataclass(frozen=True)
-class Truth:
-    """What an undisturbed run ends with: parts of its checkpoint, the step of the best one, its curves."""
-
-    checkpoint: dict[str, Any]
-    best_step: int
+    parts: dict[str, str]
     curves: dict[str, list[tuple[int, float]]]
 
 
 class Stage:
     """A folder in which one run is started, ended and resumed; keeps the account of what happened."""
 
-    def __init__(self, forker: Forker, folder: Path, data: Path, processes: int = 1) -> None:
-        self._forker, self.folder, self.processes = forker, folder, processes
+    def __init__(self, run: Run, folder: Path, data: Path, processes: int = 1) -> None:
+        self._run, self.folder, self.processes = run, folder, processes
         self.begun, self.saved = 0, 0  # the newest step that has begun, and that is in a checkpoint
         self.what = ""
         self.injected = self.has_ended = False
         self.resumed = self.refused = self.lost_steps = self.repeated_steps = self.runs = 0
         self.problems: list[str] = []
+        self.ended: list[Ended] = []  # the processes of the last run
+        self.resumed_file = ""  # of the last run
         self.seconds = 0.0
         folder.mkdir(parents=True)
-        (folder / "tiny.yaml").write_text(_config(processes), encoding="utf-8")
+        config = CONFIG if processes == 1 else CONFIG.replace("micro_batch_size: 4", "micro_batch_size: 2") + _TWO
+        (folder / "tiny.yaml").write_text(config, encoding="utf-8")
         shutil.copy2(data / "text.txt", folder)  # with its time, by which a store knows its text
         if (data / "store").exists():
             shutil.copytree(data / "store", folder / "store")
@@ -106,8 +93,8 @@ class Stage:
         versions = sorted(self.folder.glob("runs/tiny/version_*"), key=lambda path: int(path.name.partition("_")[2]))
         return versions[-1] if versions else self.folder / "runs/tiny/version_0"
 
-    def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ran:
-        """Train, resuming from the last checkpoint if there is one.
+    def fit(self, *words: str, afresh: bool = False, kill: dict[str, Any] | None = None, **effects: Any) -> Ended:
+        """Train, resuming from the last checkpoint if there is one; how its (first) process ended, with all errors.
 
         Args:
             words: Further options.
@@ -122,36 +109,38 @@ class Stage:
         threads = torch.get_num_threads() if self.processes == 1 else 1  # as fit, and as torchrun has it
         children: list[dict[str, Any]] = []
         for rank in range(self.processes):
+            child = {"folder": str(self.folder), "words": arguments, "threads": threads}
+            ranks = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "MASTER_PORT": port, **_OF_TWO}
+            child["environment"] = {"COLUMNS": "200", **(ranks if self.processes > 1 else {})}
             killed = kill if kill and kill.get("rank", 0) == rank else None
-            environment = {"COLUMNS": "200", **(_as_torchrun(rank, port) if self.processes > 1 else {})}
-            child = {"folder": str(self.folder), "words": arguments, "threads": threads, "environment": environment}
             told = {"effects": {**effects, MOMENT: killed}, "kill_after_s": killed and killed["after_s"]}
             children.append({**child, **told})
-        ended = self._forker.run(children, TIME_LIMIT_S)
-        for rank, each in enumerate(ended):
+        self.ended = self._run(children, TIME_LIMIT_S)
+        for rank, each in enumerate(self.ended):
             written = f"{' '.join(arguments)}\n{each.out}\n{each.error}\nstatus {each.status}\n"
             (self.folder / f"run-{self.runs}-{rank}.txt").write_text(written, encoding="utf-8")
-        resumed = _RESUMED.search(ended[0].out)
-        ran = Ran(ended, int(resumed[1]) if resumed else None, resumed[2] if resumed else "")
+        ran = self.ended[0]._replace(error="".join(each.error for each in self.ended))
         self._look(ran)
         return ran
 
-    def _look(self, ran: Ran) -> None:
-        self.has_ended = all(each.status == 0 for each in ran.ended)
-        if None in [each.status for each in ran.ended]:
+    def _look(self, ran: Ended) -> None:
+        resumed = _RESUMED.search(ran.out)
+        self.resumed_file, step = (resumed[2], int(resumed[1])) if resumed else ("", 0)
+        self.has_ended = all(each.status == 0 for each in self.ended)
+        if None in [each.status for each in self.ended]:
             self.problems.append(f"run {self.runs} did not end within {TIME_LIMIT_S:.0f} s")
         if "Traceback" in ran.error:
             self.problems.append(f"run {self.runs} ended in a stack trace: {last_line(ran.error)}")
-        if ran.resumed_step is not None:
+        if resumed:
             self.resumed += 1
-            self.repeated_steps = max(self.repeated_steps, self.begun - ran.resumed_step)
-            self.lost_steps = max(self.lost_steps, self.saved - ran.resumed_step)
+            self.repeated_steps = max(self.repeated_steps, self.begun - step)
+            self.lost_steps = max(self.lost_steps, self.saved - step)
         elif self.saved and self.has_ended:
             self.problems.append(f"run {self.runs} did not report the step that it resumed from")
-        newest = dict(note.split() for note in ran.ended[0].notes if note != MOMENT)
+        newest = dict(note.split() for note in ran.notes if note != MOMENT)
         self.begun, self.saved = int(newest.get("step", self.begun)), int(newest.get("saved", self.saved))
 
-    def expect_refusal(self, ran: Ran, *says: str) -> None:
+    def expect_refusal(self, ran: Ended, *says: str) -> None:
         """Note whether a run was refused, with a line that says one of these."""
         line = next((line for line in ran.error.splitlines() if any(word in line for word in says)), "")
         if ran.status in (1, 2) and line and "Traceback" not in ran.error:
@@ -173,8 +162,8 @@ class Stage:
         """
         content = read_checkpoint(self.checkpoints[-1])
         best = read_checkpoint(self.newest_run / "checkpoints" / BEST)
-        parts = {name: content[name] for name in PARTS}
-        return Truth(parts, best["global_step"], _curves(self.newest_run))
+        parts = {**{name: digest_of(content[name]) for name in PARTS}, f"the step of {BEST}": f"{best['global_step']}"}
+        return Truth(parts, _curves(self.newest_run))
 
     def compare(self, truth: Truth) -> None:
         """Note what differs from an undisturbed run."""
@@ -183,35 +172,17 @@ class Stage:
         except (ValueError, IndexError, KeyError) as error:
             self.problems.append(f"no result to compare: {type(error).__name__} {error}")
             return
-        for name, value in truth.checkpoint.items():
-            if not is_same(ours.checkpoint[name], value):
-                self.problems.append(f"wrong result: {name} differs from the undisturbed run")
-        if ours.best_step != truth.best_step:
-            self.problems.append(f"wrong result: best.ckpt is of step {ours.best_step}, not {truth.best_step}")
+        for name, part in truth.parts.items():
+            if ours.parts[name] != part:
+                self.problems.append(f"wrong result: {name} differs: {ours.parts[name]} instead of {part}")
+        # what several processes had added up before a checkpoint is there as one sum: the last bit may differ
+        tolerance = 0.0 if self.processes == 1 else 1e-6
         for name, curve in truth.curves.items():
-            # what several processes had added up before a checkpoint is there as one sum: the last bit may differ
-            tolerance = 0.0 if self.processes == 1 else 1e-6
-            same = [step for step, _ in ours.curves[name]] == [step for step, _ in curve] and all(
-                math.isclose(our, their, rel_tol=tolerance)
-                for (_, our), (_, their) in zip(ours.curves[name], curve, strict=True)
-            )
-            if not same:
-                self.problems.append(f"wrong curve: {name} is {ours.curves[name]} instead of {curve}")
+            own = ours.curves[name]
+            if np.shape(own) != np.shape(curve) or not np.allclose(own, curve, rtol=tolerance, atol=0.0):
+                self.problems.append(f"wrong curve: {name} is {own} instead of {curve}")
         if left := list(self.newest_run.glob("checkpoints/.*")):
             self.problems.append(f"left behind: {', '.join(path.name for path in left)}")
-
-
-def _config(processes: int) -> str:
-    if processes == 1:
-        return CONFIG
-    return CONFIG.replace("micro_batch_size: 4", f"micro_batch_size: {4 // processes}") + _TWO
-
-
-def _as_torchrun(rank: int, port: str) -> dict[str, str]:
-    names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    names |= {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
-    job = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {name: str(value) for name, value in names.items()} | job
 
 
 def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:
@@ -220,20 +191,3 @@ def _curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(run))
     events.Reload()
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in CURVES}
-
-
-def is_same(first: Any, second: Any) -> bool:
-    """Whether two parts of checkpoints are the same, bit for bit."""
-    if torch.is_tensor(first):
-        return torch.is_tensor(second) and torch.equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(is_same(first[name], second[name]) for name in first)
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(is_same, first, second))
-    return bool(first == second)
-
-
-def last_line(text: str) -> str:
-    """The last one that is not empty."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

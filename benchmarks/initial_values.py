@@ -19,11 +19,9 @@ import torch
 from benchmarks import mup
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
 from lightning_llm.io.charts import chart
-from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.weights import RESIDUAL_PROJECTIONS
-from lightning_llm.optim.adamw import AdamW
 from lightning_llm.statistics.estimates import correlation, paired, seeds_saved
 from lightning_llm.training.module import LanguageModel
 
@@ -34,14 +32,6 @@ SIDES: dict[str, dict[str, Any]] = {
     "far": {"mlp": "gelu", "intermediate_size": 4 * HIDDEN},
 }
 DRAWS = ("by name", "one generator")
-COLUMNS: Columns = {
-    "shared tensors": ("shared", 1, "d"),
-    "equal at the start": ("equal", 1, "d"),
-    "difference": ("difference", 1, "+.4f"),
-    "standard deviation": ("sd", 1, ".4f"),
-    "correlation": ("correlation", 1, "+.2f"),
-    "seeds saved": ("seeds_saved", 1, "d"),
-}
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -58,14 +48,12 @@ def run(request: Request) -> Iterator[Row]:
         for seed in range(request.sizes["seeds"]):
             for side, own in losses.items():
                 model = build(side, draw, vocab, seed)
-                mup.train(model, mup.draw_batches(train, request.sizes["steps"], seed + 1), request.sizes["steps"])
-                own.append(mup.mean_loss(model, validation))
+                own.append(mup.trained_loss(model, train, validation, request.sizes["steps"], seed))
                 if request.status:
                     request.status.update(f"{draw}, seed {seed}, {side}: {own[-1]:.4f}")
         baseline = losses.pop("baseline")
         for side, own in losses.items():
-            names = ("baseline", side)
-            first, other = (build(name, draw, vocab, seed=0).transformer.state_dict() for name in names)
+            first, other = (build(name, draw, vocab, 0).transformer.state_dict() for name in ("baseline", side))
             shared = [name for name in first.keys() & other.keys() if first[name].shape == other[name].shape]
             estimate, saved = paired(baseline, own), seeds_saved(baseline, own)
             yield request.row(
@@ -82,24 +70,13 @@ def run(request: Request) -> Iterator[Row]:
 
 
 def build(side: str, draw: str, vocab: int, seed: int) -> LanguageModel:
-    """A model of a side with its initial values.
-
-    Args:
-        side: One of ``SIDES``.
-        draw: One of ``DRAWS``.
-        vocab: Number of tokens.
-        seed: Of the initial values.
-    """
-    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_hidden_layers": mup.LAYERS, "num_attention_heads": mup.HEADS}
-    config = ModelConfig(vocab_size=vocab, max_position_embeddings=mup.CONTEXT, **sizes, **SIDES[side])
-    model = LanguageModel(config, lambda parameters: AdamW(parameters, lr=LR))
-    model.seed = seed
-    model.configure_model()
+    """A model of one of ``SIDES``, whose initial values come from the seed in one of the ways ``DRAWS``."""
+    model = mup.small_model(vocab, HIDDEN, LR, seed, **SIDES[side])
     if draw == "one generator":
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in model.transformer.named_parameters():
             is_residual = name.split(".")[-2] in RESIDUAL_PROJECTIONS
-            std = config.initializer_range / math.sqrt(2 * mup.LAYERS if is_residual else 1)
+            std = model.architecture.initializer_range / math.sqrt(2 * mup.LAYERS if is_residual else 1)
             if parameter.ndim > 1:  # the others are ones
                 torch.nn.init.normal_(parameter, 0, std, generator=generator)
     return model
@@ -131,7 +108,14 @@ BENCH = Bench(
     sizes=("seeds", "steps"),
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
+    columns={
+        "shared tensors": ("shared", 1, "d"),
+        "equal at the start": ("equal", 1, "d"),
+        "difference": ("difference", 1, "+.4f"),
+        "standard deviation": ("sd", 1, ".4f"),
+        "correlation": ("correlation", 1, "+.2f"),
+        "seeds saved": ("seeds_saved", 1, "d"),
+    },
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/optim"),
     check=check,

@@ -3,8 +3,13 @@
 ``transfer`` trains each size at five learning rates a factor of 1.41 apart around the dial's own, with two seeds, on
 the characters of Python's standard library. Of each optimizer it reports the best rate in octaves above the dial's, and
 its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval. ``transfer=25k,50k`` has
-other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam. ``coverage`` trains nothing: it simulates what the
-intervals of an extrapolation hold (``benchmarks.ladder_coverage``).
+other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam.
+
+``coverage`` trains nothing: it simulates how often an extrapolated interval (``statistics.extrapolation``) holds the
+truth. A ladder has a variant and a null variant at some sizes, a factor of 4 in compute apart. Differences of pairs are
+normal; their standard deviation is the same at all sizes, or falls or rises by a fifth from one to the next.
+``covered`` is the interval of the mean, ``promised`` the one in which the next observed mean should be. Both have a
+level of 90%.
 
 Runs are in ``runs/ladder-transfer`` of the current folder, a process for each core. The same command continues, and
 repeats no finished run. The command fails if the rate of MuonAdamW, the default, tilts: the interval excludes zero and
@@ -14,9 +19,10 @@ or if an interval holds the truth too seldom or too often.
 
 import itertools
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,15 +31,17 @@ import numpy as np
 import yaml
 from scipy import stats
 
-from benchmarks import ladder_coverage, parts
-from benchmarks.runs import ROOT, fit
+from benchmarks import parts
+from benchmarks.commands import ROOT
+from benchmarks.runs import fit
 from lightning_llm.accounting.dial import LR, Dial, dial, parse_size, with_options
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config
+from lightning_llm.statistics.extrapolation import AtSize, Spread, predict
 
 SIZES, FACTORS, SEEDS = "25k,50k,100k,200k", [2 ** (half / 2) for half in range(-2, 3)], range(2)
 CONFIG, DEFAULT = ROOT / "configs" / "shakespeare-char.yaml", "MuonAdamW"
@@ -44,42 +52,40 @@ VARIANTS: dict[str, Any] = {DEFAULT: {}, "AdamW": {"model.optimizer": _ADAMW}, "
 MOST_MOVED = 0.5  # octaves, over all sizes
 DIVERGED = 5.0  # nats per character of a run whose loss is NaN: worse than guessing
 COVERAGE = "coverage"
-COLUMNS: Columns = {
-    "best rate": ("best_lr", 1, ".4f"),
-    "loss there": ("val_loss", 1, ".4f"),
-    "octaves above the dial": ("octaves", 1, "+.2f"),
-    "tilt per 4x": ("tilt", 1, "+.2f"),
-    "from": ("tilt_low", 1, "+.2f"),
-    "to": ("tilt_high", 1, "+.2f"),
-    "covered, %": ("covered", 100, ".1f"),
-    "lowest, %": ("lowest", 100, ".1f"),
-    "highest, %": ("highest", 100, ".1f"),
-    "promised, %": ("promised", 100, ".1f"),
-    "half-width": ("half_width", 1, ".4f"),
+DRAWS = 12_000  # of each curve and target, over all designs
+SD = 0.006  # of a pair's difference at the smallest size, nats
+CURVES: dict[str, Callable[[float], float]] = {  # true differences, nats
+    "zero": lambda x: 0.0,
+    "constant": lambda x: -0.02,
+    "linear": lambda x: -0.03 + 0.006 * x,
+    "growing": lambda x: -0.01 - 0.004 * x,
+    "changes sign": lambda x: -0.012 + 0.008 * x,
+    "decays to zero by 0.7": lambda x: -0.03 * 0.7**x,
+    "decays to zero by 0.5": lambda x: -0.03 * 0.5**x,
+    "decays to half": lambda x: -0.015 - 0.015 * 0.5**x,
 }
+BEND = "bends after the third size"
+SPREADS = (0.0, math.log(0.8), math.log(1.25))  # logarithms of the factor from one size to the next
+LADDERS, PAIRS = (3, 4), (4, 8)  # numbers of sizes, and of pairs at each
+BEYOND = (1, 2)  # factors of 4 from the largest size to the target
+GATE = (0.88, 0.97)
 
 
 def parse(text: str) -> list[int] | str:
-    """The sizes of ``transfer`` or ``transfer=25k,50k``; or ``coverage``.
-
-    Raises:
-        ValueError: It is no such shape.
-    """
+    """The sizes of ``transfer`` or ``transfer=25k,50k``; or ``coverage``."""
     if text == COVERAGE:
         return text
     name, _, sizes = text.partition("=")
     found = [parse_size(size) for size in (sizes or SIZES).split(",")]
     if name != "transfer" or sorted(set(found)) != found or len(found) < 2:
-        raise ValueError(
-            f"shapes {text!r} must be coverage, transfer, or transfer= with rising sizes: transfer=25k,50k"
-        )
+        raise ValueError(f"shapes {text!r} must be coverage, transfer, or rising sizes such as transfer=25k,50k")
     return found
 
 
 def run(request: Request) -> Iterator[Row]:
     """A row for each variant and size: ``losses`` by factor and seed, the best of both, and on the last the tilt."""
     if request.sizes == COVERAGE:
-        yield from ladder_coverage.rows(request)
+        yield from _coverage(request)
         return
     folder, variants = Path("runs/ladder-transfer").absolute(), request.chosen(VARIANTS)
     store = find_or_prepare(corpus="stdlib", tokenizer="char", store=str(folder / "store"))
@@ -144,6 +150,47 @@ def _tilt(flops: Sequence[float], best: Sequence[Sequence[float]]) -> dict[str, 
     return {name: float(value) for name, value in {**found, "moved": line.slope * np.ptp(places)}.items()}
 
 
+def bend(x: float) -> float:
+    """Flat over three sizes, and falling to zero from there."""
+    return -0.02 + 0.01 * max(0.0, x - 2)
+
+
+def _coverage(request: Request) -> Iterator[Row]:
+    """A row for each curve and target: shares over all designs, the lowest and the highest of one."""
+    for name, curve in {**CURVES, BEND: bend}.items():
+        for beyond in BEYOND:
+            rng, designs = np.random.default_rng(request.options.seed), itertools.product(LADDERS, PAIRS, SPREADS)
+            found = [_covered(rng, curve, *design, beyond) for design in designs]
+            covered, promised, widths = zip(*found, strict=True)
+            mean = float(np.mean(covered))
+            is_off = name != BEND and not GATE[0] <= mean <= GATE[1]
+            yield request.row(
+                f"{name}, {4**beyond} times the compute",
+                covered=mean,
+                lowest=min(covered),
+                highest=max(covered),
+                promised=float(np.mean(promised)),
+                half_width=float(np.mean(widths)),
+                problems=[f"{name}, {4**beyond} times: {mean:.1%} covered"] if is_off else [],
+            )
+
+
+def _covered(rng: Any, curve: Callable[[float], float], sizes: int, pairs: int, slope: float, beyond: int) -> Any:
+    """Shares of ladders whose intervals hold the true mean and the next observed one, and the mean half-width."""
+    target, found = sizes - 1 + beyond, []
+    sds = SD * np.exp(slope * np.arange(target + 1))
+    for _ in range(DRAWS // len(LADDERS) // len(PAIRS) // len(SPREADS)):
+        drawn = rng.standard_normal((2, sizes, pairs)) * sds[:sizes, None]  # the variant's noise, and the null's
+        drawn[0] += np.array([curve(x) for x in range(sizes)])[:, None]
+        each = [[AtSize(x, float(d.mean()), float(d.std(ddof=1)), pairs) for x, d in enumerate(arm)] for arm in drawn]
+        prediction = predict(each[0], Spread.of([*each[0], *each[1]]), target, pairs)
+        truth = curve(target)
+        observed = truth + sds[target] / math.sqrt(pairs) * rng.standard_normal()
+        (low, high), (least, most) = prediction.interval, prediction.prediction_interval
+        found.append((low <= truth <= high, least <= observed <= most, (high - low) / 2))
+    return np.mean(found, axis=0).tolist()
+
+
 def check(rows: Sequence[Row]) -> None:
     """Fail if the default's rate does not carry over, a larger model is worse, or intervals do not cover."""
     parts.check(rows)
@@ -176,7 +223,19 @@ BENCH = Bench(
     parse=parse,
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
+    columns={
+        "best rate": ("best_lr", 1, ".4f"),
+        "loss there": ("val_loss", 1, ".4f"),
+        "octaves above the dial": ("octaves", 1, "+.2f"),
+        "tilt per 4x": ("tilt", 1, "+.2f"),
+        "from": ("tilt_low", 1, "+.2f"),
+        "to": ("tilt_high", 1, "+.2f"),
+        "covered, %": ("covered", 100, ".1f"),
+        "lowest, %": ("lowest", 100, ".1f"),
+        "highest, %": ("highest", 100, ".1f"),
+        "promised, %": ("promised", 100, ".1f"),
+        "half-width": ("half_width", 1, ".4f"),
+    },
     draw=draw,
     files=(
         *("lightning_llm/accounting/dial.py", "lightning_llm/statistics/extrapolation.py"),

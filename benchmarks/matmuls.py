@@ -5,7 +5,8 @@ Q Kᵀ and P V forward, dP = dO Vᵀ, dV = Pᵀ dO, dQ = dS K and dK = dSᵀ Q b
 the pairs are masked. Results go to buffers that exist already, so that no time is spent on fresh memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -26,19 +27,17 @@ class Matmul(NamedTuple):
 
 
 def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head: bool) -> list[Matmul]:
-    """Those of a step.
+    """Those of a step with the sizes of ``baselines``; all linear layers of the model count, the head among them.
 
-    Args:
-        model: Its linear layers count, the head among them.
-        sizes: Those of ``baselines``.
-        dtype: Of the matmuls.
-        cuts_head: Whether the logits are made a chunk at a time, as ours are.
+    ``cuts_head`` says whether the logits are made a chunk at a time, as ours are.
     """
     tokens, vocab, matmuls = sizes["rows"] * sizes["context"], sizes["vocab"], []
+    chunks = cuts.slices(tokens, cuts.loss_rows(tokens, vocab, dtype.itemsize, "cpu"))
+    blocks = product(chunks, cuts.slices(vocab, cuts.vocab_block("cpu")))
+    cut = [(rows.stop - rows.start, block.stop - block.start) for rows, block in blocks]  # of the logits
     for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
-        is_cut = cuts_head and layer.out_features == vocab
-        inner = layer.in_features
-        for rows, out in _head(tokens, vocab, dtype.itemsize) if is_cut else [(tokens, layer.out_features)]:
+        is_cut, inner = cuts_head and layer.out_features == vocab, layer.in_features
+        for rows, out in cut if is_cut else [(tokens, layer.out_features)]:
             matmuls += [Matmul(1, rows, inner, out, "right"), Matmul(1, rows, out, inner)]
             matmuls += [Matmul(1, out, rows, inner, "left")]
     batch, seq, half = sizes["rows"] * sizes["heads"], sizes["context"], max(1, sizes["context"] // 2)
@@ -47,13 +46,6 @@ def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head:
     weighted = Matmul(batch, seq, half, head_dim)  # P V and dQ
     summed = Matmul(batch, half, seq, head_dim, "left")  # dV and dK
     return matmuls + [scores, weighted, scores, summed, weighted, summed] * sizes["layers"]
-
-
-def _head(tokens: int, vocab: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """Rows and columns of each block of logits."""
-    for chunk in cuts.slices(tokens, cuts.loss_rows(tokens, vocab, itemsize, "cpu")):
-        for block in cuts.slices(vocab, cuts.vocab_block("cpu")):
-            yield chunk.stop - chunk.start, block.stop - block.start
 
 
 def matmuls_alone(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head: bool) -> Callable[[], None]:

@@ -14,24 +14,27 @@ point with ``mup``, or by less than two without.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.cost import slope
+from benchmarks.parts import doubled
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.rows import Row
+from lightning_llm.bench.workloads import model_config
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.io.charts import chart
-from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.schedules import WarmupLinear
 from lightning_llm.training.module import LanguageModel
@@ -43,32 +46,22 @@ VALIDATION = 16  # batches
 CHECK_STEPS, CHECK_LR, CHECK_SEEDS = 5, 2**-8, range(4)
 STEPS, SEEDS = 100, range(2)
 RATES = [2 ** (-half / 2) for half in range(22, 9, -1)]  # 0.0005 to 0.03
-MOST_SLOPE, MOST_MOVED, LEAST_MOVED = 0.1, 1, 2
-COLUMNS: Columns = {
-    "change, narrowest": (lambda row: row.changes and row.changes[0], 1, ".3g"),
-    "change, widest": (lambda row: row.changes and row.changes[-1], 1, ".3g"),
-    "slope": ("slope", 1, "+.3f"),
-    "best rate": ("best_lr", 1, ".5f"),
-    "loss there": ("val_loss", 1, ".4f"),
-    "moved, points": ("moved", 1, "+d"),
+WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
+LOOKS = {  # of a plot: the field of x, and the labels
+    "changes": ("widths", "width", "mean change of activations"),
+    "losses": ("rates", "learning rate", f"validation loss, nats/character\n{LOWER.strip()}"),
 }
+MOST_SLOPE, MOST_MOVED, LEAST_MOVED = 0.1, 1, 2
 Batch = dict[str, Tensor]
 
 
 def parse(text: str) -> tuple[str, list[int]]:
-    """``coordinates=64-512`` as its name and the widths, each twice the one before.
-
-    Raises:
-        ValueError: It is no such shape.
-    """
-    match = re.fullmatch(r"(coordinates|transfer)=([1-9]\d*)-([1-9]\d*)", text)
-    if match is None or int(match[3]) < 2 * int(match[2]) or int(match[2]) % (2 * HEADS):
-        wanted = (
-            f"coordinates or transfer with two widths, multiples of {2 * HEADS}, the second twice the first or more"
-        )
-        raise ValueError(f"shapes {text!r} must be {wanted}, such as coordinates=64-512 or transfer=64-256")
-    narrow, wide = int(match[2]), int(match[3])
-    return match[1], [narrow * 2**power for power in range((wide // narrow).bit_length())]
+    """``coordinates=64-512`` as its name and the widths, each twice the one before."""
+    name, widths = doubled(text)
+    if name not in ("coordinates", "transfer") or len(widths) < 2 or widths[0] % (2 * HEADS):
+        wanted = f"coordinates or transfer with two widths, multiples of {2 * HEADS}, the second twice the first"
+        raise ValueError(f"shapes {text!r} must be {wanted} or more, such as coordinates=64-512 or transfer=64-256")
+    return name, widths
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -78,8 +71,8 @@ def run(request: Request) -> Iterator[Row]:
     both, and ``moved``: by how many points of the grid its best rate is above that of the narrowest width.
     """
     experiment, widths = request.sizes
-    tokens = read_tokens(request.options.text)
-    yield from (_coordinates if experiment == "coordinates" else _transfer)(request, widths, tokens)
+    measure = _coordinates if experiment == "coordinates" else _transfer
+    yield from measure(request, widths, read_tokens(request.options.text))
 
 
 def read_tokens(path: Path | None) -> Tensor:
@@ -93,21 +86,18 @@ def read_tokens(path: Path | None) -> Tensor:
     return torch.tensor([number[character] for character in text])
 
 
-def _model(width: int, variant: str, vocab: int, base: int, lr: float, seed: int) -> LanguageModel:
-    mup = {"base_width": base, "base_head_dim": base // HEADS} if variant == "mup" else None
-    config = ModelConfig(
-        vocab_size=vocab,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        max_position_embeddings=CONTEXT,
-        mup=mup,
-    )
-    model = LanguageModel(config, partial(AdamW, lr=lr))
+def small_model(vocab: int, hidden: int, lr: float, seed: int, **fields: Any) -> LanguageModel:
+    """A model with the initial values of a seed; ``fields`` are further options of ``ModelConfig``."""
+    sizes = {"vocab": vocab, "hidden": hidden, "layers": LAYERS, "heads": HEADS, "context": CONTEXT}
+    model = LanguageModel(model_config(sizes, **fields), partial(AdamW, lr=lr))
     model.seed = seed
     model.configure_model()
     return model
+
+
+def _model(width: int, variant: str, vocab: int, base: int, lr: float, seed: int) -> LanguageModel:
+    mup = {"base_width": base, "base_head_dim": base // HEADS} if variant == "mup" else None
+    return small_model(vocab, width, lr, seed, intermediate_size=3 * width, mup=mup)
 
 
 def draw_batches(tokens: Tensor, number: int, seed: int) -> Iterator[Batch]:
@@ -131,23 +121,19 @@ def train(model: LanguageModel, batches: Iterator[Batch], steps: int) -> None:
         optimizer.step()
 
 
-# ---- the coordinate check
-
-
 def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
     vocab = int(tokens.max()) + 1
     (shown,) = draw_batches(tokens, 1, seed=0)
     for variant in request.chosen(VARIANTS):
         changes: dict[str, list[float]] = {}
         for width in widths:
-            mean_changes: dict[str, float] = {}
+            mean_changes: dict[str, float] = defaultdict(float)  # over seeds
             for seed in CHECK_SEEDS:
                 model = _model(width, variant, vocab, widths[0], CHECK_LR, seed)
                 before = _activations(model, shown)
                 train(model, draw_batches(tokens, CHECK_STEPS, seed + 1), CHECK_STEPS)
                 for part, after in _activations(model, shown).items():
-                    change = float((after - before[part]).abs().mean())
-                    mean_changes[part] = mean_changes.get(part, 0.0) + change / len(CHECK_SEEDS)
+                    mean_changes[part] += float((after - before[part]).abs().mean()) / len(CHECK_SEEDS)
             for part, change in mean_changes.items():
                 changes.setdefault(part, []).append(change)
         for part, own in changes.items():
@@ -158,28 +144,16 @@ def _coordinates(request: Request, widths: list[int], tokens: Tensor) -> Iterato
 def _activations(model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
     """What each part of the transformer returns, and the logits."""
     activations: dict[str, Tensor] = {}
-    with _watched(model.transformer, activations):
+
+    def note(part: nn.Module, args: Any, out: Tensor, name: str) -> None:
+        activations[name] = out
+
+    with ExitStack() as hooks:
+        for name, part in model.transformer.named_modules():
+            if WATCHED.fullmatch(name):
+                hooks.enter_context(part.register_forward_hook(partial(note, name=name)))
         model(batch["input_ids"])
     return activations
-
-
-@contextmanager
-def _watched(transformer: nn.Module, activations: dict[str, Tensor]) -> Iterator[None]:
-    names = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
-
-    def note(name: str) -> Any:
-        return lambda module, args, out: activations.update({name: out})
-
-    watched = [(name, part) for name, part in transformer.named_modules() if names.fullmatch(name)]
-    handles = [part.register_forward_hook(note(name)) for name, part in watched]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-# ---- transfer
 
 
 def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[Row]:
@@ -191,13 +165,10 @@ def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[R
             known = next((own for (_, other), own in curves.items() if other == width == widths[0]), None)
             curves[variant, width] = known or []  # at the base width both are one model
             for lr in RATES if known is None else ():
-                losses = []
-                for seed in SEEDS:
-                    model = _model(width, variant, vocab, widths[0], lr, seed)
-                    train(model, draw_batches(text, STEPS, seed + 1), STEPS)
-                    losses.append(mean_loss(model, validation))
+                models = {seed: _model(width, variant, vocab, widths[0], lr, seed) for seed in SEEDS}
+                losses = [trained_loss(model, text, validation, STEPS, seed) for seed, model in models.items()]
                 curves[variant, width].append(sum(losses) / len(losses))
-            places = [_best(curves[variant, each]) for each in (widths[0], width)]
+            places = [int(np.argmin(curves[variant, each])) for each in (widths[0], width)]
             yield request.row(
                 f"{variant}: {width}",
                 width=width,
@@ -209,18 +180,12 @@ def _transfer(request: Request, widths: list[int], tokens: Tensor) -> Iterator[R
             )
 
 
-def mean_loss(model: LanguageModel, batches: Sequence[Batch]) -> float:
-    """Over batches, in nats per token; that of guessing if the model has diverged."""
+def trained_loss(model: LanguageModel, text: Tensor, batches: Sequence[Batch], steps: int, seed: int) -> float:
+    """The mean over batches after so many steps, in nats per token; that of guessing if the model has diverged."""
+    train(model, draw_batches(text, steps, seed + 1), steps)
     with torch.inference_mode():
         loss = sum(float(model.loss(batch)) for batch in batches) / len(batches)
     return loss if math.isfinite(loss) else math.log(model.architecture.vocab_size or 1)
-
-
-def _best(losses: Sequence[float]) -> int:
-    return min(range(len(losses)), key=losses.__getitem__)
-
-
-# ---- findings
 
 
 def check(rows: Sequence[Row]) -> None:
@@ -240,30 +205,26 @@ def check(rows: Sequence[Row]) -> None:
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     """Without ``mup`` on the left, with it on the right: change against width, loss against learning rate."""
-    kinds = [[row for row in rows if row.changes], [row for row in rows if row.losses]]
-    kinds = [own for own in kinds if own]
+    kinds = {field: own for field in LOOKS if (own := [row for row in rows if getattr(row, field)])}
     with chart(path, title, height=3.4 * len(kinds), rows=len(kinds), columns=2, sharey="row", **options) as axes:
-        for line, own in zip(axes, kinds, strict=True):
+        for line, (field, own) in zip(axes, kinds.items(), strict=True):
+            x, xlabel, ylabel = LOOKS[field]
+            points = getattr(own[0], x)[:: 1 if field == "changes" else 4]
             for axis, variant in zip(line, VARIANTS, strict=True):
                 for row in own:
-                    name, _, label = row.variant.partition(": ")
-                    if name == variant and row.changes:
-                        axis.plot(row.widths, row.changes, marker="o", ms=3, label=f"{label}: slope {row.slope:+.2f}")
-                    elif name == variant:
-                        axis.plot(row.rates, row.losses, marker="o", ms=3, label=f"{label} wide")
-                axis.set(title=variant, xlabel="width" if own[0].changes else "learning rate", xscale="log")
+                    name, _, part = row.variant.partition(": ")
+                    if name == variant:
+                        label = f"{part}: slope {row.slope:+.2f}" if field == "changes" else f"{part} wide"
+                        axis.plot(getattr(row, x), getattr(row, field), marker="o", ms=3, label=label)
+                axis.set(title=variant, xlabel=xlabel, xscale="log")
                 axis.grid()
                 axis.legend(fontsize=8.5)
-                points = own[0].widths if own[0].changes else own[0].rates[::4]
                 axis.set_xticks(points, [f"{point:.2g}" if point < 1 else f"{point}" for point in points])
                 axis.minorticks_off()
-            if own[0].changes:
-                most = max(max(row.changes) for row in own)
-                line[0].set(ylabel="mean change of activations", yscale="log", ylim=(None, 1e4 * most))  # the legend's
-            else:
-                line[0].set(ylabel=f"validation loss, nats/character\n{LOWER.strip()}")
-                best = min(min(row.losses) for row in own)
-                line[0].set_ylim(0.97 * best, 1.4 * best)
+            values = [value for row in own for value in getattr(row, field)]
+            line[0].set(ylabel=ylabel, ylim=(0.97 * min(values), 1.4 * min(values)))
+            if field == "changes":
+                line[0].set(yscale="log", ylim=(None, 1e4 * max(values)))  # with room for the legend
 
 
 BENCH = Bench(
@@ -272,7 +233,14 @@ BENCH = Bench(
     parse=parse,
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
+    columns={
+        "change, narrowest": (lambda row: row.changes and row.changes[0], 1, ".3g"),
+        "change, widest": (lambda row: row.changes and row.changes[-1], 1, ".3g"),
+        "slope": ("slope", 1, "+.3f"),
+        "best rate": ("best_lr", 1, ".5f"),
+        "loss there": ("val_loss", 1, ".4f"),
+        "moved, points": ("moved", 1, "+d"),
+    },
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
     check=check,

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ VARIANTS = ("raw", *LIGHTNING, "fit")
 WARM_UP = 50  # steps
 _CONTEXT, _ROWS = 32, 8
 _CONFIG = ModelConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
-draw = bar_plot(Measure("total_s", 1e3, f"ms per step outside forward, backward, clipping and optimizer{LOWER}"))
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -53,11 +52,6 @@ def run(request: Request) -> Iterator[Row]:
     taken = request.interleaved({name: partial(_overhead, name, steps, request.device) for name in variants})
     for name, seconds in taken.items():
         yield request.row(name, seconds, shape=f"{steps} steps", **ratios(seconds, next(iter(taken.values()))))
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """What a row measures."""
-    return ["time of a step outside forward, backward, clipping and optimizer"]
 
 
 def _overhead(variant: str, steps: int, device: str) -> float:
@@ -150,7 +144,7 @@ BENCH = Bench(
     sizes=("steps",),
     dtypes=("float32",),
     columns=columns("ms", "least", "most"),
-    notes=notes,
-    draw=draw,
+    notes=lambda rows: ["time of a step outside forward, backward, clipping and optimizer"],
+    draw=bar_plot(Measure("total_s", 1e3, f"ms per step outside forward, backward, clipping and optimizer{LOWER}")),
     files=("lightning_llm/training", "lightning_llm/data/batches.py"),
 )

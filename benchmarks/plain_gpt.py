@@ -13,11 +13,7 @@ from lightning_llm.model.config import ModelConfig
 
 
 class PlainBlock(nn.Module):
-    """Attention and MLP, each behind its norm and added to the residual stream.
-
-    Args:
-        config: Sizes; those of SwiGLU for the MLP.
-    """
+    """Attention and MLP, each behind its norm and added to the residual stream; a config has the sizes of SwiGLU."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -40,11 +36,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """The model with its loss.
-
-    Args:
-        config: Sizes, and whether the head shares the embedding's weight.
-    """
+    """The model with its loss; the head may share the embedding's weight."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

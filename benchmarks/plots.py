@@ -37,15 +37,7 @@ def draw_frontier(rows: Sequence[Row], path: Path, title: str, **options: Any) -
 
 
 def draw_verdicts(report: Mapping[str, Any], path: Path, title: str, names: Mapping[str, str], **options: Any) -> None:
-    """The differences of an experiment's variants.
-
-    Args:
-        report: Of the experiment.
-        path: Where the plot is written.
-        title: Above it.
-        names: The variants from the top, each with its label.
-        options: Of :func:`chart`.
-    """
+    """The differences of an experiment's variants, from the top those of ``names``, each with its label."""
     variants = {label: report["variants"][name] for name, label in names.items()}
     with chart(path, title, height=0.6 * len(names) + 0.5, **options) as axes:
         forest(axes[0], {**report, "variants": variants})
@@ -63,34 +55,22 @@ _FRONTIER = Plot(
     "benchmarks/swiglu-kept-cpu",
     "Three SwiGLU MLPs, forward and backward: 1,024 wide, 4,096 hidden units, 4,096 tokens, 2 CPU cores",
 )
+_BENCHES = (
+    (memory_scaling.BENCH, "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units"),
+    (baselines.BENCH, "Whole training steps: 6 layers, 384 wide, 64 rows of 256 characters, 2 CPU cores"),
+    (techniques.BENCH, "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores"),
+    (cost.BENCH, "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows"),
+    (mup.BENCH, "A learning rate for all widths: without mup and with it"),
+)
 PLOTS = {
     "images/verdicts.png": _VERDICTS,
     "images/verdicts-dark.png": _VERDICTS._replace(draw=partial(_VERDICTS.draw, dark=True)),
     "images/frontier.png": _FRONTIER,
     "images/frontier-dark.png": _FRONTIER._replace(draw=partial(_FRONTIER.draw, dark=True)),
-    "benchmarks/memory-scaling-cpu.png": Plot(
-        memory_scaling.draw,
-        "benchmarks/memory-scaling-cpu",
-        "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units",
-    ),
-    "benchmarks/baselines-cpu.png": Plot(
-        baselines.draw,
-        "benchmarks/baselines-cpu",
-        "Whole training steps: 6 layers, 384 wide, 64 rows of 256 characters, 2 CPU cores",
-    ),
-    "benchmarks/techniques-cpu.png": Plot(
-        techniques.draw,
-        "benchmarks/techniques-cpu",
-        "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores",
-    ),
-    "benchmarks/cost-cpu.png": Plot(
-        cost.draw,
-        "benchmarks/cost-cpu",
-        "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows",
-    ),
-    "benchmarks/mup-cpu.png": Plot(
-        mup.draw, "benchmarks/mup-cpu", "A learning rate for all widths: without mup and with it"
-    ),
+    **{
+        f"benchmarks/{bench.name}-cpu.png": Plot(bench.draw, f"benchmarks/{bench.name}-cpu", title)
+        for bench, title in _BENCHES
+    },
 }
 
 

@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.steps import process_group, seconds_of
-from lightning_llm.bench.harness import Bench, Request
+from benchmarks.steps import LossModule, plain_step, process_group, seconds_of
+from lightning_llm.bench.harness import Bench, Request, describe_machine
 from lightning_llm.bench.plots import HIGHER, lines, panels
 from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import MIB, Columns, Row, columns
+from lightning_llm.bench.rows import MIB, Row, columns
 from lightning_llm.bench.workloads import Sizes, model_config
 from lightning_llm.io.charts import chart, legend
 from lightning_llm.training.module import LanguageModel
@@ -41,11 +41,6 @@ VOCAB = 4096
 WARM_UP, STEPS = 3, 5  # of each count and round
 APART = 0  # all processes at once, none of which exchanges anything
 SMALL, LARGE = 4, 2**26  # bytes of the all-reduces that latency and bandwidth are taken from
-COLUMNS: Columns = {
-    **columns("total ms", "tokens/s"),
-    "efficiency": ("ratio", 1, ".2f"),
-    "MiB on the wire per step, all": ("wire_bytes", 1 / MIB, ".1f"),
-}
 
 Found = dict[str, Any]
 
@@ -54,7 +49,11 @@ def run(request: Request) -> Iterator[Row]:
     """A row for each number of processes; ``variants`` are those numbers, by default powers of two."""
     most = torch.cuda.device_count() if request.device == "cuda" else (os.cpu_count() or 1)
     counts = _counts(request.variants, most)
-    yield from _rows(_launch(request.sizes, counts, request), counts, request)
+    with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
+        how = (request.sizes, counts, request.device, request.dtype, request.rounds)
+        jobs = [(str(Path(folder, "meeting")), rank, *how) for rank in range(counts[-1])]
+        of_first = in_fresh_processes(_measured, jobs, name=request.bench)[0]
+    yield from _rows(of_first, counts, request)
 
 
 def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
@@ -65,47 +64,36 @@ def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
     return sorted({1, *map(int, variants)})
 
 
-def _launch(sizes: Sizes, counts: list[int], request: Request) -> Found:
-    """What process 0 of all found."""
-    with tempfile.TemporaryDirectory(prefix="bench-scaling-") as folder:
-        how = (request.device, request.dtype, request.rounds, str(Path(folder, "meeting")))
-        jobs = [(rank, sizes, counts, *how) for rank in range(counts[-1])]
-        return in_fresh_processes(_take_part, jobs, name=request.bench)[0]
-
-
-def _take_part(job: tuple[int, Sizes, list[int], str, str, int, str]) -> Found:
-    rank, sizes, counts, device, dtype, rounds, meeting = job
+def _measured(job: tuple[str, int, Sizes, list[int], str, str, int]) -> Found:
+    """What one of the processes found: all that is returned comes from the first."""
+    meeting, rank, sizes, counts, device, dtype, rounds = job
     with process_group(rank, counts[-1], device, meeting):
-        return _measured(rank, sizes, counts, device, dtype, rounds)
-
-
-def _measured(rank: int, sizes: Sizes, counts: list[int], device: str, dtype: str, rounds: int) -> Found:
-    groups = {count: dist.new_group(list(range(count))) for count in counts}
-    steps = {n: _steps(sizes, groups[n] if n > 1 else None, device, dtype) for n in counts if rank < n}
-    steps[APART] = _steps(sizes, None, device, dtype)
-    taken: dict[int, list[float]] = {count: [] for count in [*counts, APART]}
-    wire: dict[int, float] = {}
-    for step in steps.values():
-        for _ in range(WARM_UP):
-            step()
-    for _ in range(rounds):
-        for count in [*counts, APART]:
+        groups = {count: dist.new_group(list(range(count))) for count in counts}
+        steps = {n: _steps(sizes, groups[n] if n > 1 else None, device, dtype) for n in counts if rank < n}
+        steps[APART] = _steps(sizes, None, device, dtype)
+        taken: dict[int, list[float]] = {count: [] for count in [*counts, APART]}
+        wire: dict[int, float] = {}
+        for step in steps.values():
+            for _ in range(WARM_UP):
+                step()
+        for _ in range(rounds):
+            for count in [*counts, APART]:
+                dist.barrier()
+                before = _loopback_bytes()
+                if count in steps:
+                    taken[count] += [seconds_of(steps[count], device) for _ in range(STEPS)]
+                dist.barrier()
+                wire[count] = (_loopback_bytes() - before) / STEPS
+        links = {}
+        for count in counts[1:]:
+            if rank < count:
+                links[count] = [_all_reduce_seconds(groups[count], size, device) for size in (SMALL, LARGE)]
             dist.barrier()
-            before = _loopback_bytes()
-            if count in steps:
-                taken[count] += [seconds_of(steps[count], device) for _ in range(STEPS)]
-            dist.barrier()
-            wire[count] = (_loopback_bytes() - before) / STEPS
-    links = {}
-    for count in counts[1:]:
-        if rank < count:
-            links[count] = [_all_reduce_seconds(groups[count], size, device) for size in (SMALL, LARGE)]
-        dist.barrier()
-    if rank:
-        return {}
-    parameters = sum(p.numel() for p in _model(sizes).parameters())
-    backward = _backward_seconds(sizes, device, dtype)
-    return {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
+        if rank:
+            return {}
+        parameters = sum(p.numel() for p in _model(sizes).parameters())
+        backward = _backward_seconds(sizes, device, dtype)
+        return {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
 
 
 def _model(sizes: Sizes) -> LanguageModel:
@@ -115,31 +103,17 @@ def _model(sizes: Sizes) -> LanguageModel:
     return model
 
 
-class _Loss(torch.nn.Module):
-    """What DDP wraps: its forward is the loss."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.model.loss(batch)
-
-
 def _steps(sizes: Sizes, group: Any, device: str, dtype: str) -> Callable[[], None]:
     """A function that makes one optimizer step."""
-    loss: torch.nn.Module = _Loss(_model(sizes).to(device))
-    optimizer = loss.model.make_optimizer(list(loss.parameters()))  # type: ignore[union-attr, operator]
+    model = _model(sizes).to(device)
+    optimizer, batch = model.make_optimizer(list(model.parameters())), _batch(sizes, device)
+    loss: torch.nn.Module = LossModule(model.loss, model)
     if group is not None:
         loss = DistributedDataParallel(loss, process_group=group, gradient_as_bucket_view=True, static_graph=True)
-    batch = _batch(sizes, device)
 
     def step() -> None:
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            value = loss(batch)
+        plain_step(partial(loss, batch), model, optimizer, device=device, dtype=dtype, clip=None)
         optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
 
     return step
 
@@ -190,20 +164,18 @@ def _rows(results: Found, counts: list[int], request: Request) -> Iterator[Row]:
     tokens = request.sizes["rows"] * request.sizes["context"]
 
     def row(count: int, seconds: float, variant: str, wire: float | None) -> Row:
-        made = request.row(
+        return request.row(
             variant,
             total_s=seconds,
             tokens_per_s=count * tokens / seconds,
             ratio=medians[1] / seconds,  # efficiency: the work of each process stays the same
             wire_bytes=None if wire is None else int(wire),
+            machine=describe_machine(request.device).partition(",")[0],  # each has one thread
         )
-        made.machine = made.machine.partition(",")[0]  # each has one thread
-        return made
 
     for count in counts:
-        yield row(
-            count, medians[count], f"{count}", results["wire"][count] if request.device == "cpu" and count > 1 else None
-        )
+        wire = results["wire"][count] if request.device == "cpu" and count > 1 else None
+        yield row(count, medians[count], f"{count}", wire)
     if len(counts) == 1:
         return
     most, size, alone = counts[-1], results["gradient_bytes"], medians[APART]
@@ -232,7 +204,11 @@ BENCH = Bench(
     run=run,
     shapes=["4x256x256x4"],
     sizes=("layers", "hidden", "context", "rows"),  # of each process
-    columns=COLUMNS,
+    columns={
+        **columns("total ms", "tokens/s"),
+        "efficiency": ("ratio", 1, ".2f"),
+        "MiB on the wire per step, all": ("wire_bytes", 1 / MIB, ".1f"),
+    },
     draw=draw,
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

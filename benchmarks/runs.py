@@ -4,21 +4,18 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import parts
+from benchmarks.commands import ROOT, finish
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Row, columns
 
-ROOT = Path(__file__).parents[1]
 _CHAR = "shakespeare-char.yaml"
 # A run: its config, its seed (None: the config's own), and further options.
 RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
@@ -28,7 +25,6 @@ RUNS: dict[str, list[tuple[str, int | None, list[str]]]] = {
         (_CHAR, None, ["--trainer.max_steps=1300", "--trainer.val_check_interval=650"]),
     ],
 }
-draw = bar_plot(Measure("val_loss", 1, f"validation loss, nats/token{LOWER}"))
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -51,20 +47,11 @@ def run(request: Request) -> Iterator[Row]:
 
 
 def fit(words: Sequence[str], folder: str, **environment: str) -> tuple[dict[str, Any], float]:
-    """Train in a process of its own, whose run directory is the only one in ``folder``.
+    """Train in a process of its own: the content of ``summary.json``, and the seconds of the whole command.
 
-    Returns:
-        The content of ``summary.json``, and the seconds of the whole command.
-
-    Raises:
-        RuntimeError: It failed, with the last line that it wrote.
+    Its run directory is the only one in ``folder``.
     """
-    command = [sys.executable, "-m", "lightning_llm", "fit", *words]
-    begun = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | environment)
-    seconds = time.perf_counter() - begun
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
+    _, seconds = finish("lightning_llm", "fit", *words, folder=folder, **environment)
     (summary,) = Path(folder).glob("runs/*/*/summary.json")
     return json.loads(summary.read_text(encoding="utf-8")), seconds
 
@@ -72,10 +59,10 @@ def fit(words: Sequence[str], folder: str, **environment: str) -> tuple[dict[str
 BENCH = Bench(
     run=run,
     shapes=["quickstart"],
-    parse=parts.named(RUNS),
+    parse=partial(parts.named, RUNS),
     dtypes=("float32",),  # each config has its own
     columns={**columns("s", "tokens/s"), "val_loss": ("val_loss", 1, ".4f"), "training s": ("training_s", 1, ".0f")},
-    draw=draw,
+    draw=bar_plot(Measure("val_loss", 1, f"validation loss, nats/token{LOWER}")),
     allocator="allocator as fit sets it",
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim", "lightning_llm/data", "configs"),
 )

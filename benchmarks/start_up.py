@@ -9,27 +9,27 @@ transformer; ``rest`` is the parser's own imports, the parsing of the config, th
 compiling of its blocks included where that is asked for.
 """
 
-import functools
 import itertools
 import json
 import os
 import random
 import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.commands import ROOT, finish, last_line
 
 if TYPE_CHECKING:  # it loads torch, and loading is timed here
     from lightning_llm.bench.harness import Request
 
 COMMAND = "lightning_llm"
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "shakespeare-char.yaml"
 BAR_S = 4.0  # a start with a token store should take less
 PARTS = ("imports", "data", "model", "rest")
@@ -40,9 +40,7 @@ LETTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  
 def measure(request: "Request", *, compiled: bool = False) -> Iterator[tuple[str, dict[str, float]]]:
     """Seconds of each part, the median over rounds: with the token store still to be made, and with it there.
 
-    Args:
-        request: Device and rounds.
-        compiled: With compiled blocks. The first start then finds nothing in the compiler's cache, the second all.
+    With compiled blocks, the first start finds nothing in the compiler's cache, and the second finds all.
     """
     with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
         text = Path(folder, "text.txt")
@@ -53,23 +51,16 @@ def measure(request: "Request", *, compiled: bool = False) -> Iterator[tuple[str
             options = {"data.path": text, "data.store": f"{place}-store", "trainer.default_root_dir": folder}
             options |= {"trainer.accelerator": request.device}
             options |= {"model.compile_mode": "default"} if compiled else {}
-            return _start([f"--{name}={value}" for name, value in options.items()], f"{place}-cache")
+            words = [__name__, repr(time.time()), "fit", "--config", str(CONFIG)]
+            words += [f"--{name}={value}" for name, value in options.items()]
+            out, _ = finish(*words, TORCHINDUCTOR_CACHE_DIR=f"{place}-cache")
+            seconds: dict[str, float] = json.loads(last_line(out))
+            return seconds
 
         names = ("compiled for the first time", "compiled before") if compiled else ("store to be made", "store there")
         starts_of = request.interleaved({name: partial(start, itertools.count()) for name in names})
         for name, starts in starts_of.items():
             yield name, {part: statistics.median(one[part] for one in starts) for part in PARTS}
-
-
-def _start(arguments: list[str], cache: str) -> dict[str, float]:
-    command = [sys.executable, "-m", __name__, repr(time.time()), "fit", "--config", str(CONFIG), *arguments]
-    environment = {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
-    last = (done.stdout.strip().splitlines() or [""])[-1]
-    if done.returncode or not last.startswith("{"):
-        raise RuntimeError(f"fit did not start: {(done.stderr.strip().splitlines() or [last or 'no output'])[-1]}")
-    seconds: dict[str, float] = json.loads(last)
-    return seconds
 
 
 def main(begun: float, words: list[str]) -> None:
@@ -84,26 +75,22 @@ def main(begun: float, words: list[str]) -> None:
 
     inside: list[str] = []  # the parts that are running: one within another counts once
 
-    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def run_timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.time()
-            inside.append(part)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                inside.pop()
-                if not inside:
-                    spent[part] += time.time() - start
-
-        return run_timed
+    @contextmanager
+    def timed(part: str) -> Iterator[None]:
+        start = time.time()
+        inside.append(part)
+        try:
+            yield
+        finally:
+            inside.pop()
+            if not inside:
+                spent[part] += time.time() - start
 
     def first_step_done(self: LanguageModel, *args: Any, **kwargs: Any) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        print(
-            "\n" + json.dumps({**spent, "rest": time.time() - begun - sum(spent.values())}, allow_nan=False), flush=True
-        )
+        parts = {**spent, "rest": time.time() - begun - sum(spent.values())}
+        print("\n" + json.dumps(parts, allow_nan=False), flush=True)
         os._exit(0)  # the other steps are not asked for
 
     for owner, name, part in (
@@ -113,7 +100,7 @@ def main(begun: float, words: list[str]) -> None:
         (datamodule.TokenDataModule, "train_dataloader", "data"),
         (LanguageModel, "configure_model", "model"),
     ):
-        setattr(owner, name, timed(part, getattr(owner, name)))
+        setattr(owner, name, timed(part)(getattr(owner, name)))
     LanguageModel.on_train_batch_end = first_step_done  # type: ignore[assignment]
     sys.argv = [COMMAND, *words]
     runpy.run_module(COMMAND, run_name="__main__")  # as the shell starts it; leaves by itself

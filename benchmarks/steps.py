@@ -1,4 +1,7 @@
-"""What several benchmarks time: the step of a plain loop, the seconds of a call, and processes that step together."""
+"""What several benchmarks time, and what ran: the code, the kernel of attention, the state of the GPU.
+
+Timed are the step of a plain loop, the seconds of a call, and processes that step together.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -8,37 +11,45 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters, get_compilation_metrics
 
+from lightning_llm.accounting.counts import step_flops
+from lightning_llm.accounting.hardware import find_device
+from lightning_llm.bench.harness import describe_machine
+from lightning_llm.bench.workloads import Sizes, model_config
 from lightning_llm.measure.timer import now
+from lightning_llm.model.attention import attention_kernel
+from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.distributed import leave_groups
 
-Clip = Callable[[Iterable[Tensor], float], object]
+Clip = Callable[[Iterable[Tensor], float], object] | None
+CLIP: Clip = nn.utils.clip_grad_norm_
 
 
 def plain_step(
-    loss: Callable[[], Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    device: str,
-    dtype: str = "float32",
-    clip: Clip = nn.utils.clip_grad_norm_,
+    loss: Callable[[], Any], model: nn.Module, optimizer: Any, *, device: str, dtype: str = "float32", clip: Clip = CLIP
 ) -> None:
     """Forward under autocast, backward, clipping at 1, and the optimizer; the gradients are still there afterwards.
 
-    Args:
-        loss: Computes the loss of a batch.
-        model: Whose gradients are clipped.
-        optimizer: Of its parameters.
-        device: ``cpu`` or ``cuda``.
-        dtype: ``bfloat16`` for autocast, else ``float32``.
-        clip: How gradients are clipped.
+    There is no autocast to ``float32``, and no clipping if ``clip`` is ``None``.
     """
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
         value = loss()
     torch.autograd.backward(value)
-    clip(model.parameters(), 1.0)
+    if clip is not None:
+        clip(model.parameters(), 1.0)
     optimizer.step()
+
+
+class LossModule(nn.Module):
+    """What DDP wraps: its forward is a loss of the model."""
+
+    def __init__(self, loss: Callable[..., Tensor], model: nn.Module) -> None:
+        super().__init__()
+        self.loss, self.model = loss, model
+
+    def forward(self, *batch: Any) -> Tensor:
+        return self.loss(*batch)
 
 
 def seconds_of(function: Callable[[], object], device: str = "cpu") -> float:
@@ -61,3 +72,32 @@ def process_group(rank: int, world: int, device: str, meeting: str) -> Iterator[
     yield
     dist.barrier()
     leave_groups()
+
+
+def what_ran(sizes: Sizes, dtype: str, device: str) -> dict[str, Any]:
+    """What ``torch.compile`` made in this process, and the kernel that torch chooses for causal attention."""
+    recompiles = sum(one.recompile_reason is not None for one in get_compilation_metrics())
+    breaks = sum(counters["graph_break"].values())
+    compiled = {"graphs": counters["stats"]["unique_graphs"], "graph_breaks": breaks, "recompiles": recompiles}
+    chosen = attention_kernel(model_config(sizes), sizes["context"], getattr(torch, dtype), torch.device(device))
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {**compiled, "attention": chosen, "cudnn": cudnn}
+
+
+def utilization(config: ModelConfig, context: int, tokens_per_s: float, device: str, dtype: str) -> float | None:
+    """The share of a device's dense peak that the model's FLOPs take; ``None`` if the peak is not known, as of CPUs."""
+    try:
+        peak = find_device(describe_machine(device)).flops[dtype]
+    except (ValueError, KeyError):
+        return None
+    return step_flops(config, tokens=1, context_length=context).model * tokens_per_s / peak
+
+
+def state_of_gpu() -> dict[str, float]:
+    """Clock of the multiprocessors, power and temperature now; what the driver does not tell is left out."""
+    readings = {"sm_mhz": (torch.cuda.clock_rate, 1), "watts": (torch.cuda.power_draw, 1e-3)}
+    state = {}
+    for name, (read, factor) in {**readings, "celsius": (torch.cuda.temperature, 1)}.items():
+        with contextlib.suppress(Exception):  # nvidia-ml-py is not installed, or the driver refuses: no reason to end
+            state[name] = read() * factor
+    return state

@@ -8,16 +8,17 @@ an idea because one pair is lower.
 The command fails if more than 5% of streams of normal differences have an adoption, or more than 10% of the others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
 
 import numpy as np
 
 from benchmarks import parts
 from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row
+from lightning_llm.bench.plots import Measure
+from lightning_llm.bench.rows import Row
 from lightning_llm.statistics.estimates import Array
 from lightning_llm.statistics.stream import CONFIRMATION, StreamRule
 
@@ -33,24 +34,9 @@ NOISE: dict[str, Draw] = {  # with mean 0 and standard deviation 1; a negative d
     "exponential, mostly worse": lambda rng, n: 1 - rng.exponential(size=n),
     "spikes, one in ten": lambda rng, n: (rng.standard_normal(n) - 0.4 + 4 * (rng.random(n) < 0.1)) / np.sqrt(2.44),
 }
-COLUMNS: Columns = {
-    "streams with an adoption, %": ("any", 100, ".1f"),
-    "true ones adopted, %": ("power", 100, ".0f"),
-    "false of those adopted, %": ("false", 100, ".1f"),
-    "pairs per idea": ("pairs", 1, ".1f"),
-}
 
 
-class Outcome(NamedTuple):
-    """What a stream came to: whether each idea was adopted, and how many pairs all took."""
-
-    adopted: list[bool]
-    pairs: int
-
-
-def judged(
-    differences: list[float], fresh: list[float], threshold: float, way: str, rule: StreamRule
-) -> tuple[bool, int]:
+def judged(way: str, rule: StreamRule, threshold: float, differences: Any, fresh: Any) -> tuple[bool, int]:
     """Whether a way adopts an idea, and the pairs that it takes."""
     if way == LOWER:
         return differences[0] < 0, 1
@@ -61,8 +47,11 @@ def judged(
     return is_adopted, pairs + CONFIRMATION * (way == RULE)
 
 
-def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, adaptive: bool = False) -> Outcome:
-    """One stream. An adaptive proposer varies the rejected idea with the lowest mean."""
+def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, adaptive: bool = False) -> Any:
+    """Whether each idea of a stream is adopted, and the pairs of all.
+
+    An adaptive proposer varies the rejected idea with the lowest mean.
+    """
     rule, adopted, spent = StreamRule(), list[bool](), 0
     best: Array | None = None
     for place, effect in enumerate(effects, 1):
@@ -70,17 +59,12 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
         if adaptive and best is not None:
             drawn[: rule.most] = CORRELATION * best + np.sqrt(1 - CORRELATION**2) * drawn[: rule.most]
         differences, fresh = np.split(drawn - effect, [rule.most])
-        is_adopted, pairs = judged(list(differences), list(fresh), rule.threshold(place, sum(adopted)), way, rule)
+        is_adopted, pairs = judged(way, rule, rule.threshold(place, sum(adopted)), list(differences), list(fresh))
         if adaptive and not is_adopted and (best is None or differences[:4].mean() < best[:4].mean()):
             best = differences
         adopted.append(is_adopted)
         spent += pairs
-    return Outcome(adopted, spent)
-
-
-def run(request: Request) -> Iterator[Row]:
-    """The rows of a part."""
-    yield from request.sizes(request)
+    return adopted, spent
 
 
 def _useless(request: Request) -> Iterator[Row]:
@@ -89,47 +73,41 @@ def _useless(request: Request) -> Iterator[Row]:
     cases.append(("normal", "normal", LOWER, False))
     for label, noise, way, adaptive in cases:
         rng = np.random.default_rng(request.options.seed)
-        outcomes = [stream(rng, NOISE[noise], np.zeros(IDEAS), way, adaptive=adaptive) for _ in range(STREAMS)]
-        share = float(np.mean([any(outcome.adopted) for outcome in outcomes]))
+        streams = [stream(rng, NOISE[noise], np.zeros(IDEAS), way, adaptive=adaptive) for _ in range(STREAMS)]
+        adopted, pairs = map(np.array, zip(*streams, strict=True))
+        share = float(adopted.any(1).mean())
         most = 0.05 if noise == "normal" and not adaptive else 0.10
         problems = [f"{label}: {share:.1%} of streams have an adoption"] if way == RULE and share > most else []
-        pairs = float(np.mean([outcome.pairs for outcome in outcomes])) / IDEAS
-        yield request.row(f"{label}; {way}", any=share, pairs=pairs, problems=problems)
+        yield request.row(f"{label}; {way}", any=share, pairs=float(pairs.mean()) / IDEAS, problems=problems)
 
 
 def _true(request: Request) -> Iterator[Row]:
-    for effect in EFFECTS:
-        for way in (RULE, PLAIN, LOWER):
-            rng = np.random.default_rng(request.options.seed)
-            hits, adopted, pairs = 0, 0, 0
-            for _ in range(STREAMS):
-                places = rng.choice(IDEAS, TRUE, replace=False)
-                effects = np.zeros(IDEAS)
-                effects[places] = effect
-                outcome = stream(rng, NOISE["normal"], effects, way)
-                hits += sum(outcome.adopted[place] for place in places)
-                adopted, pairs = adopted + sum(outcome.adopted), pairs + outcome.pairs
-            facts: dict[str, Any] = {"power": hits / (STREAMS * TRUE), "false": 1 - hits / max(1, adopted)}
-            yield request.row(f"{effect:g} sd; {way}", **facts, pairs=pairs / (STREAMS * IDEAS))
+    for effect, way in product(EFFECTS, (RULE, PLAIN, LOWER)):
+        rng, streams = np.random.default_rng(request.options.seed), []
+        for _ in range(STREAMS):
+            effects = np.zeros(IDEAS)
+            effects[rng.choice(IDEAS, TRUE, replace=False)] = effect
+            streams.append((effects > 0, *stream(rng, NOISE["normal"], effects, way)))
+        is_true, adopted, pairs = map(np.array, zip(*streams, strict=True))
+        hits = int((is_true & adopted).sum())
+        facts: dict[str, Any] = {"power": hits / (STREAMS * TRUE), "false": 1 - hits / max(1, int(adopted.sum()))}
+        yield request.row(f"{effect:g} sd; {way}", **facts, pairs=float(pairs.mean()) / IDEAS)
 
 
 PARTS = {"useless": _useless, "true": _true}
-
-
-def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """The share of streams with an adoption, or of true ideas that are adopted."""
-    field = "any" if rows[0].any is not None else "power"
-    bar_plot(Measure(field, 100, "%"), by=("shape",))(rows, path, title, **options)
-
-
 BENCH = Bench(
-    run=run,
+    run=lambda request: request.sizes(request),  # the rows of a part
     shapes=list(PARTS),
-    parse=parts.named(PARTS),
+    parse=partial(parts.named, PARTS),
     devices=("cpu",),
     dtypes=("float32",),
-    columns=COLUMNS,
-    draw=draw,
+    columns={
+        "streams with an adoption, %": ("any", 100, ".1f"),
+        "true ones adopted, %": ("power", 100, ".0f"),
+        "false of those adopted, %": ("false", 100, ".1f"),
+        "pairs per idea": ("pairs", 1, ".1f"),
+    },
+    draw=partial(parts.draw_bars, [Measure("any", 100, "%"), Measure("power", 100, "%")]),
     files=("lightning_llm/statistics/stream.py",),
     check=parts.check,
 )

@@ -37,7 +37,9 @@ from typing import Any
 import yaml
 
 from benchmarks import plots
+from lightning_llm.bench.plots import panels
 from lightning_llm.bench.rows import MEASURED, Row, read_rows
+from lightning_llm.io.units import UNITS
 
 ROOT = Path(__file__).parents[1]
 ROWS, REPORTS = ROOT / "docs" / "benchmarks", ROOT / "docs" / "experiments"
@@ -49,15 +51,10 @@ SOURCE = re.compile(r"«(?P<file>[\w-]+)(, (?P<variant>[^:»]+))?: (?P<cell>\{[^
 YAML_FIGURE = re.compile(
     r"(?P<old>[\d.,]*\d)(?P<mark>[^\d\n\[]*\[(?P<file>[\w-]+)(, (?P<variant>[^:\]]+))?: (?P<cell>\{[^\]]+\})\])"
 )
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def rows_of(name: str) -> list[Row]:
-    """The rows of ``docs/benchmarks/NAME.json``, or the sides of the experiment that ``docs/experiments`` has.
-
-    Raises:
-        ValueError: There is no such file.
-    """
+    """The rows of ``docs/benchmarks/NAME.json``, or the sides of the experiment that ``docs/experiments`` has."""
     paths = [folder / f"{name}.json" for folder in (ROWS, REPORTS)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -85,18 +82,9 @@ def _sides(report: dict[str, Any]) -> list[Row]:
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:
     """An expression of our own pages: over the fields of a row, ``first``, ``of(variant)`` and the units."""
     variants = {other.variant: other for other in group}
-    names = {
-        **dict.fromkeys(MEASURED),
-        **UNITS,
-        "int": int,
-        "max": max,
-        "min": min,
-        **vars(row),
-        "row": row,
-        "group": group,
-    }
-    names |= {"first": group[0], "of": lambda name: variants.get(name, Row())}
-    return eval(expression, {"__builtins__": {}, **names})
+    functions = {"int": int, "max": max, "min": min, "of": lambda name: variants.get(name, Row())}
+    names = {**dict.fromkeys(MEASURED), **UNITS, **functions, **vars(row)}
+    return eval(expression, {"__builtins__": {}, **names, "row": row, "group": group, "first": group[0]})
 
 
 def cell(template: str, row: Row, group: Sequence[Row]) -> str:
@@ -108,31 +96,18 @@ def cell(template: str, row: Row, group: Sequence[Row]) -> str:
     return "–" if text == "None" else text
 
 
-def _groups(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    groups: dict[Any, list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.shape, row.dtype), []).append(row)
-    return groups
-
-
 def table(source: dict[str, Any]) -> str:
-    """A table in Markdown.
-
-    Args:
-        source: Its entry in ``docs/figures.yaml``: ``rows`` and ``columns``, and perhaps ``each`` and ``if``.
-    """
+    """A table in Markdown by its entry in ``docs/figures.yaml``: ``rows``, ``columns``, perhaps ``each`` and ``if``."""
     rows = [row for name in source["rows"].split() for row in rows_of(name)]
     if "if" in source:
         rows = [row for row in rows if _value(source["if"], row, [row])]
-    body: list[list[str]] = []
-    seen: set[Any] = set()
-    for group in _groups(rows).values():
+    body: dict[Any, list[str]] = {}
+    for group in panels(rows).values():
         for row in group:
-            key = _value(source["each"], row, group) if "each" in source else len(seen)
-            if key not in seen:
-                body.append([cell(template, row, group) for template in source["columns"].values()])
-            seen.add(key)
-    return _head(source) + "".join(f"| {' | '.join(cells)} |\n" for cells in body)
+            key = _value(source["each"], row, group) if "each" in source else len(body)
+            if key not in body:
+                body[key] = [cell(template, row, group) for template in source["columns"].values()]
+    return _head(source) + "".join(f"| {' | '.join(cells)} |\n" for cells in body.values())
 
 
 def _head(source: dict[str, Any]) -> str:
@@ -142,13 +117,10 @@ def _head(source: dict[str, Any]) -> str:
 
 def figure(file: str, variant: str | None, template: str) -> str:
     """One number: of the row of a variant, or of the first row."""
-    for group in _groups(rows_of(file)).values():
+    for group in panels(rows_of(file)).values():
         for row in group:
-            if variant is None or variant in (
-                row.variant,
-                f"{row.variant}, {row.dtype}",
-                f"{row.variant}, {row.shape}",
-            ):
+            names = (None, row.variant, f"{row.variant}, {row.dtype}", f"{row.variant}, {row.shape}")
+            if variant in names:
                 return cell(template, row, group)
     raise ValueError(f"{file} has no row {variant}")
 
@@ -190,12 +162,7 @@ def _with_figures(text: str, source: str) -> str:
 
 
 def rewritten(text: str, source: dict[str, Any]) -> str:
-    """A page with its tables and figures as the rows have them.
-
-    Args:
-        text: The page.
-        source: Its entry in ``docs/figures.yaml``.
-    """
+    """A page with its tables and figures as the rows have them, by its entry in ``docs/figures.yaml``."""
     text = _with_tables(text, source.get("tables", ()))
     for sentence in source.get("figures", ()):
         text = _with_figures(text, sentence)
@@ -232,24 +199,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stale", action="store_true", help="list the files of rows that are older than their code")
     parser.add_argument("--plots", action="store_true", help="draw the plots again, instead of the tables")
     options = parser.parse_args(argv)
-    if options.plots:
-        for path in plots.draw_all():
-            print(path.relative_to(ROOT))
-        return 0
-    if options.stale:
-        for line in stale():
+    if options.plots or options.stale:
+        for line in stale() if options.stale else (path.relative_to(ROOT) for path in plots.draw_all()):
             print(line)
         return 0
     changed = []
     for path, source in pages():
-        before = path.read_text(encoding="utf-8")
+        before, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
         try:
             after = rewritten(before, source)
         except ValueError as error:
-            print(f"{path.relative_to(ROOT)}: {error}", file=sys.stderr)
+            print(f"{name}: {error}", file=sys.stderr)
             return 2
         if after != before:
-            changed.append(str(path.relative_to(ROOT)))
+            changed.append(name)
             if not options.check:
                 path.write_text(after, encoding="utf-8")
     print("\n".join(changed) or "nothing has changed")

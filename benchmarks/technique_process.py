@@ -9,6 +9,8 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.steps import process_group, seconds_of
+from benchmarks.steps import LossModule, process_group, seconds_of
 from lightning_llm.bench.harness import step_peak_bytes
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.attention import CausalSelfAttention
@@ -132,31 +134,18 @@ def use_plain_operators(model: Transformer, operators: str) -> None:
                 setattr(parent, name, plain)
 
 
-class Loss(nn.Module):
-    """Mean cross-entropy of a model: what DDP wraps."""
-
-    def __init__(self, model: Transformer, settings: Settings) -> None:
-        super().__init__()
-        self.model, self.settings = model, settings
-
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """(batch, seq) twice -> scalar, float32."""
-        hidden = self.model(ids)
-        if self.settings.chunked_loss:
-            return linear_cross_entropy(hidden, self.model.lm_head.weight, targets)
-        return F.cross_entropy(self.model.logits(hidden).flatten(0, 1).float(), targets.flatten())
+def loss_of(model: Transformer, is_chunked: bool, ids: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, (batch, seq) twice -> scalar, float32."""
+    hidden = model(ids)
+    if is_chunked:
+        return linear_cross_entropy(hidden, model.lm_head.weight, targets)
+    return F.cross_entropy(model.logits(hidden).flatten(0, 1).float(), targets.flatten())
 
 
 class Training:
     """Whole training steps on one batch, which is the same for all techniques except for the repeated rows.
 
-    Args:
-        config: The model; its MLP is the technique's.
-        settings: Of the technique.
-        device: ``cpu`` or ``cuda``.
-        context: Tokens per row.
-        rows: Of the batch.
-        period: How many rows differ.
+    The MLP of the config is replaced by the technique's; ``context`` is tokens per row, ``period`` how many differ.
     """
 
     def __init__(
@@ -169,14 +158,14 @@ class Training:
         if settings.compiled:
             model.compile_blocks()
         self.model = model.to(device).train()
-        self.loss: nn.Module = Loss(model, settings)
+        self.loss: nn.Module = LossModule(partial(loss_of, model, settings.chunked_loss), model)
         if dist.is_initialized():
             self.loss = DistributedDataParallel(self.loss, gradient_as_bucket_view=True)
         self._initial = [weight.detach().clone() for weight in model.parameters()]
         generator = torch.Generator().manual_seed(1)
         windows = torch.randint(config.vocab_size or 1, (period, context + 1), generator=generator)
         windows = windows.repeat(rows // period, 1).to(device)
-        self.ids, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        self.batch = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         self.reset()
 
     def reset(self, shake: float = 0.0) -> None:
@@ -190,19 +179,16 @@ class Training:
                     weight.mul_(1 + shake * chance.to(weight.device, torch.float64))  # rounded once, at the end
                 weight.grad = None
         groups, is_loop = param_groups(self.model), self.settings.optimizer == "loop"
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(groups, **OPTIONS, foreach=False, fused=False) if is_loop else AdamW(groups, **OPTIONS)
-        )
+        loop = partial(torch.optim.AdamW, foreach=False, fused=False)
+        self.optimizer: torch.optim.Optimizer = (loop if is_loop else AdamW)(groups, **OPTIONS)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, precision: Precision | None = None) -> float:
         """One step; the loss before it. A precision other than the technique's is for comparing."""
         run = self._replayed if self.settings.cuda_graph else self._forward_backward
         loss = run(precision or self.settings.precision)
-        if self.settings.optimizer == "loop":
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=False)
-        else:
-            clip_grad_norm_(self.model.parameters(), 1.0)
+        loop = partial(nn.utils.clip_grad_norm_, foreach=False)
+        (loop if self.settings.optimizer == "loop" else clip_grad_norm_)(self.model.parameters(), 1.0)
         self.optimizer.step()
         if not self.settings.cuda_graph:  # a recorded backward writes where it has written before
             self.optimizer.zero_grad()
@@ -220,14 +206,14 @@ class Training:
             self.optimizer.zero_grad()
         elif self.settings.compiled or dist.is_initialized():  # the compiler's buffers and DDP's are out of sight
             return None
-        return step_peak_bytes(self.step, self.model, self.optimizer, (self.ids, self.targets))
+        return step_peak_bytes(self.step, self.model, self.optimizer, self.batch)
 
     def _forward_backward(self, precision: Precision) -> Tensor:
         # "high" is TF32 on CUDA; a CPU knows none
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
         try:
             with torch.autocast(self.device, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss = self.loss(self.ids, self.targets)
+                loss = self.loss(*self.batch)
             loss.backward()
         finally:
             torch.set_float32_matmul_precision("highest")
@@ -275,40 +261,35 @@ def most_rows(config: ModelConfig, settings: Settings, **sizes: Any) -> int:
     return rows
 
 
-def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """What one process finds: ``median_s``, ``peak_bytes``, ``resident_bytes`` and losses, if asked for."""
-    settings, config, device = job["settings"], job["config"], job["device"]
-    sizes = {name: job[name] for name in ("device", "context", "rows")} | {"period": distinct_rows(job["first_rows"])}
-    if job.get("look_for_rows"):
-        return {"rows": most_rows(config, settings, **sizes)}
-    before = resident_bytes()
-    training = Training(config, settings, **sizes)
-    result: dict[str, Any] = {}
-    if job["check"]:
-        exact = result["exact_losses"] = training.curve("float32")
-        result["losses"] = training.curve() if settings.precision != "float32" else exact
-        shaken = {name: training.curve("float32", UNIT_ROUNDOFF[name]) for name in job["shake"]}
-        result["shaken"] = {name: most_apart(exact, losses) for name, losses in shaken.items()}
-    training.reset()
-    for _ in range(WARM_UP):
-        training.step()
-    restart_high_water()
-    seconds = [seconds_of(training.step, device) for _ in range(job["steps"])]
-    resident = torch.cuda.max_memory_reserved() if device == "cuda" else high_water_bytes() - before
-    result |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
-    return {**result, "peak_bytes": training.peak_bytes()}
-
-
 def most_apart(these: Sequence[float], those: Sequence[float]) -> float:
     """The largest difference of losses at the same step."""
     return max(abs(one - other) for one, other in zip(these, those, strict=True))
 
 
-def measure_alone(job: dict[str, Any]) -> dict[str, Any]:
-    """As :func:`measure`, in a process of its own: with the allocator's settings, and the other devices."""
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """What one process finds: ``median_s``, ``peak_bytes``, ``resident_bytes`` and losses, if asked for."""
     if job["settings"].allocator and job["device"] != "cuda":
         keep_freed_memory()
-    if job["world"] == 1:
-        return measure(job)
-    with process_group(job["rank"], job["world"], job["device"], job["meeting"]):
-        return measure(job)
+    rank, world = job["rank"], job["world"]
+    with process_group(rank, world, job["device"], job["meeting"]) if world > 1 else nullcontext():
+        settings, config, device = job["settings"], job["config"], job["device"]
+        sizes = {name: job[name] for name in ("device", "context", "rows")}
+        sizes["period"] = distinct_rows(job["first_rows"])
+        if job.get("look_for_rows"):
+            return {"rows": most_rows(config, settings, **sizes)}
+        before = resident_bytes()
+        training = Training(config, settings, **sizes)
+        result: dict[str, Any] = {}
+        if job["check"]:
+            exact = result["exact_losses"] = training.curve("float32")
+            result["losses"] = training.curve() if settings.precision != "float32" else exact
+            shaken = {name: training.curve("float32", UNIT_ROUNDOFF[name]) for name in job["shake"]}
+            result["shaken"] = {name: most_apart(exact, losses) for name, losses in shaken.items()}
+        training.reset()
+        for _ in range(WARM_UP):
+            training.step()
+        restart_high_water()
+        seconds = [seconds_of(training.step, device) for _ in range(job["steps"])]
+        resident = torch.cuda.max_memory_reserved() if device == "cuda" else high_water_bytes() - before
+        result |= {"median_s": statistics.median(seconds), "resident_bytes": resident}
+        return {**result, "peak_bytes": training.peak_bytes()}

@@ -18,31 +18,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure_alone, most_apart
-from lightning_llm.accounting.counts import step_flops
-from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import Bench, Request, describe_machine
+from benchmarks.steps import utilization
+from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure, most_apart
+from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import MIB, Columns, Row, columns, groups
+from lightning_llm.bench.rows import MIB, Row, columns, groups, ratios
 from lightning_llm.bench.workloads import model_config
 from lightning_llm.model.config import ModelConfig
 
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
-COLUMNS: Columns = {
-    "rows": ("rows", 1, "d"),
-    **columns("total ms", "tokens/s"),
-    "previous": ("ratio", 1, ".2f"),
-    "first": ("ratio_to_first", 1, ".2f"),
-    **columns("peak MiB"),
-    "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
-    "MFU %": ("mfu", 100, ".1f"),
-}
-draw = bar_plot(
-    Measure("tokens_per_s", 1, f"tokens/s{HIGHER}", note=lambda row: f"× {row.ratio_to_first:.2f}"),
-    Measure("peak_bytes", 1 / MIB, f"peak of a step's tensors, MiB{LOWER}"),
-    by=("shape",),
-)
 ROUNDINGS_PER_BLOCK = 20  # results written one after another: 2 norms, 7 matmuls, rotation, softmax, gate, sums
 ROUNDINGS_OF_HEAD = 5  # the last norm, logits, maximum, sum, logarithm
 _GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -89,12 +74,8 @@ def tolerance(layers: int, loss: float, shaken: float) -> float:
 
     One rounding of all weights moves the loss by ``shaken`` (measured: the largest over the steps), and the loss itself
     is rounded to float32. A step rounds ``n`` times in a row, forward and twice that backward; as independent
-    roundings do, they add up to √n of one. Two techniques round independently (√2); three standard deviations.
-
-    Args:
-        layers: Blocks of the model.
-        loss: The loss compared with.
-        shaken: By how much rounding every weight up or down by chance, to the matmuls' precision, changed the loss.
+    roundings do, they add up to √n of one. Two techniques round independently (√2); three standard deviations. All
+    weights were rounded up or down by chance, to the matmuls' precision.
     """
     roundings = 3 * (ROUNDINGS_PER_BLOCK * layers + ROUNDINGS_OF_HEAD)
     return 3 * math.sqrt(2 * roundings) * max(shaken, UNIT_ROUNDOFF["float32"] * abs(loss))
@@ -110,12 +91,10 @@ def run(request: Request) -> Iterator[Row]:
     count = torch.cuda.device_count() if request.device == "cuda" else min(os.cpu_count() or 1, torch.get_num_threads())
     left_out = lacking(request.device, count)
     settings = techniques(left_out)
-    names = request.chosen(settings)
+    chosen = {name: settings[name] for name in settings if name in request.chosen(settings)}
     why = [f"{name}: left out, {why}" for name, why in left_out.items() if request.variants is None]
     config = model_config(request.sizes)  # the MLP is set by the technique
-    yield from _Comparison(request, config, count).rows(
-        {name: settings[name] for name in settings if name in names}, why
-    )
+    yield from _Comparison(request, config, count).rows(chosen, why)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +119,8 @@ class _Comparison:
             return result
 
         results = self.request.interleaved({name: partial(train, name) for name in chosen})
-        context, speeds = self.request.sizes["context"], dict[str, list[float]]()  # tokens per second of each round
+        context, device = self.request.sizes["context"], self.request.device
+        speeds = dict[str, list[float]]()  # tokens per second of each round
         losses, previous = checked[first]["exact_losses"], first
         for name, settings in chosen.items():
             tokens = batches[name] * context * self._devices(settings)
@@ -151,15 +131,15 @@ class _Comparison:
                 [one["median_s"] for one in results[name]],
                 dtype=settings.precision,
                 tokens_per_s=speed,
-                ratio=_ratio(speeds[name], speeds[previous]),
+                ratio=ratios(speeds[name], speeds[previous])["ratio"],
                 peak_bytes=checked[name]["peak_bytes"],
                 resident_bytes=max(one["resident_bytes"] for one in results[name]),
                 rows=batches[name],
-                ratio_to_first=_ratio(speeds[name], speeds[first]),
-                mfu=self._utilization(settings, speed),
+                ratio_to_first=ratios(speeds[name], speeds[first])["ratio"],
+                mfu=utilization(self.config, context, speed / self._devices(settings), device, settings.precision),
                 losses=checked[name]["losses"],
                 loss_difference=most_apart(checked[name]["exact_losses"], losses),
-                loss_tolerance=self._tolerance(losses[0], checked[first], "float32"),
+                loss_tolerance=tolerance(self.config.num_hidden_layers, losses[0], checked[first]["shaken"]["float32"]),
                 notes=[*notes, *why],
             )
             previous = name
@@ -183,7 +163,7 @@ class _Comparison:
             job = {**job, "config": self.config, "settings": settings, "device": device, "world": world}
             job |= {"context": sizes["context"], "first_rows": sizes["rows"], "meeting": str(Path(folder, "meeting"))}
             jobs = [{**job, "rank": rank} for rank in range(world)]
-            return in_fresh_processes(measure_alone, jobs, name=name, environment=environment)[0]
+            return in_fresh_processes(measure, jobs, name=name, environment=environment)[0]
 
     def _check(self, name: str, settings: Settings, result: Found, first: str, lowest: Found) -> None:
         """Compare the losses with those of the first technique.
@@ -193,7 +173,7 @@ class _Comparison:
         """
         for which, precision in (("exact_losses", "float32"), ("losses", settings.precision)):
             for step, (loss, other) in enumerate(zip(result[which], lowest["exact_losses"], strict=True), start=1):
-                allowed = self._tolerance(other, lowest, precision)
+                allowed = tolerance(self.config.num_hidden_layers, other, lowest["shaken"][precision])
                 if not abs(loss - other) <= allowed:
                     raise RuntimeError(
                         f"{self.request.shape}: the loss of {name!r} at step {step} with matmuls in {precision} is "
@@ -201,24 +181,8 @@ class _Comparison:
                         f"{allowed:.2g}; its maths is not the same"
                     )
 
-    def _tolerance(self, loss: float, lowest: Found, precision: str) -> float:
-        return tolerance(self.request.sizes["layers"], loss, lowest["shaken"][precision])
-
     def _devices(self, settings: Settings) -> int:
         return self.count if settings.all_devices else 1
-
-    def _utilization(self, settings: Settings, tokens_per_s: float) -> float | None:
-        try:
-            peak = find_device(describe_machine(self.request.device)).flops.get(settings.precision)
-        except ValueError:  # no peak is known of it, a CPU for one
-            return None
-        flops = step_flops(self.config, tokens=1, context_length=self.request.sizes["context"]).model
-        return None if peak is None else flops * tokens_per_s / (peak * self._devices(settings))
-
-
-def _ratio(these: Sequence[float], those: Sequence[float]) -> float:
-    """The median over rounds of the ratio within a round."""
-    return statistics.median(one / other for one, other in zip(these, those, strict=True))
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
@@ -240,9 +204,21 @@ BENCH = Bench(
     sizes=("layers", "heads", "hidden", "intermediate", "context", "rows", "vocab"),
     named_shapes={"124m": ["12x12x768x2048x1024x8x50304"]},
     dtypes=("float32",),  # the techniques change to bf16 themselves
-    columns=COLUMNS,
+    columns={
+        "rows": ("rows", 1, "d"),
+        **columns("total ms", "tokens/s"),
+        "previous": ("ratio", 1, ".2f"),
+        "first": ("ratio_to_first", 1, ".2f"),
+        **columns("peak MiB"),
+        "all MiB": ("resident_bytes", 1 / MIB, ",.0f"),
+        "MFU %": ("mfu", 100, ".1f"),
+    },
     notes=notes,
-    draw=draw,
+    draw=bar_plot(
+        Measure("tokens_per_s", 1, f"tokens/s{HIGHER}", note=lambda row: f"× {row.ratio_to_first:.2f}"),
+        Measure("peak_bytes", 1 / MIB, f"peak of a step's tensors, MiB{LOWER}"),
+        by=("shape",),
+    ),
     allocator="default allocator until the technique that sets it",
     files=("lightning_llm/model", "lightning_llm/ops", "lightning_llm/optim"),
 )

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
-ROOT = Path(__file__).parents[2]
+from benchmarks.commands import environment
+
 PARTS = {"a": "operators", "b": "training", "c": "end_to_end"}
 LIMIT_S = 540.0
 # Modules, and what pip calls their packages.
@@ -89,10 +90,9 @@ def _install(packages: Iterable[str], wheels: Path) -> list[str]:
             arguments = ["install", "--quiet", "--no-index", "--find-links", str(wheels), package]
             done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
             if done.returncode:
-                said = [
-                    line for line in done.stderr.splitlines() if line.startswith("ERROR")
-                ] or done.stderr.splitlines()
-                print(f"pip install {package}: {(said or ['no output'])[-1]}", flush=True)
+                lines = ["no output", *done.stderr.splitlines()]
+                lines = [line for line in lines if line.startswith("ERROR")] or lines
+                print(f"pip install {package}: {lines[-1]}", flush=True)
     return _missing({**REQUIRED, **OPTIONAL})
 
 
@@ -104,8 +104,7 @@ def _environment() -> dict[str, str]:
     compiled = Path(tempfile.gettempdir(), "lightning-llm-gpu")
     folders = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "MPLCONFIGDIR": "matplotlib"}
     caches = {name: os.environ.get(name, str(compiled / folder)) for name, folder in folders.items()}
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**caches, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    return {**caches, "PYTHONPATH": environment()["PYTHONPATH"], "HF_HUB_OFFLINE": "1"}
 
 
 if __name__ == "__main__":

@@ -5,59 +5,50 @@ The text is ``tinyshakespeare.txt`` in the folder of inputs.
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoint, runs
+from benchmarks.commands import ROOT
 from benchmarks.digest import digest
-from benchmarks.gpu.runner import GIB, Machine, Part, Task, installed, with_target
-from benchmarks.runs import ROOT, fit
+from benchmarks.gpu.runner import Machine, Part, Task, with_target
+from benchmarks.runs import fit
 from lightning_llm.bench import generate
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.rows import Row, columns
+from lightning_llm.io.units import GIB
 
 CONFIG = "shakespeare-char-gpu.yaml"
 COMPILED = "--model.compile_mode=default"
 TARGETS = {"best_val_loss": 1.47, "training_s": 60.0}
 TOY = ["hidden_size=32", "num_hidden_layers=1", "num_attention_heads=2", "max_position_embeddings=16"]
-COLUMNS: Columns = {
-    **with_target("best loss", "best_val_loss", 1, ".4f"),
-    **with_target("training s", "training_s", 1, ".1f"),
-    **columns("s", "tokens/s"),
-    "peak GiB": ("peak_gib", 1, ".2f"),
-    "MB/s to disk": ("bytes_per_s", 1e-6, ",.0f"),
-    "same bits": (lambda row: None if row.same_bits is None else ("no", "yes")[row.same_bits], 1, ""),
-    "metered GiB": ("metered_bytes", 1 / GIB, ".2f"),
-}
-draw = bar_plot(Measure("total_s", 1, f"seconds{LOWER}"), by=("shape",), log=True)
 
 
 def tasks(machine: Machine) -> list[Task]:
     """The measurements, by priority."""
     steps = 4 if machine.dry_run else 200
     shorter = ["--trainer.max_steps=2000", COMPILED]
-    callback = partial(_callback, machine, steps)
-    saving = callback("asynchronous saving", "RunCheckpoints", asynchronous=True, every_n_steps=steps // 4)
-    snapshot = {} if machine.dry_run else {"snapshot_at": steps // 2}
-    profiler = callback("memory profiler", "MemoryProfiler", every_n_steps=steps // 2, **snapshot)
+    asynchronous = {"asynchronous": True, "every_n_steps": steps // 4}
+    sampled = {"every_n_steps": steps // 2, **({} if machine.dry_run else {"snapshot_at": steps // 2})}
     fsdp = [f"--config={ROOT / 'configs' / 'fsdp.yaml'}", "--trainer.devices=1", f"--trainer.max_steps={steps}"]
-    deterministic = ["--trainer.deterministic=true"]
+    saving = machine.request(checkpoint.BENCH, "1" if machine.dry_run else "124", "float32", rounds=5)
+
+    def task(name: str, seconds: float, run: Callable[..., Iterator[Row]], *given: Any, must: bool = False) -> Task:
+        return Task(name, seconds, partial(run, machine, name, *given), must)
+
     return [
-        Task(
-            "2,000 steps, compiled", 100, partial(_train, machine, "2,000 steps, compiled", shorter, TARGETS), must=True
-        ),
-        Task(
-            "resume, deterministic", 60, partial(_resume, machine, "resume, deterministic", steps, deterministic), True
-        ),
-        Task("resume", 60, partial(_resume, machine, "resume", steps, [])),
-        Task("FSDP2, one process", 30, partial(_train, machine, "FSDP2, one process", fsdp)),
-        saving._replace(must=True),
-        profiler._replace(must=True),
-        Task("saving", 40, partial(_saving, machine), must=True),
+        task("2,000 steps, compiled", 100, _train, shorter, TARGETS, must=True),
+        task("resume, deterministic", 60, _resume, steps, ["--trainer.deterministic=true"], must=True),
+        task("resume", 60, _resume, steps, []),
+        task("FSDP2, one process", 30, _train, fsdp),
+        task("asynchronous saving", 30, _callback, steps, "RunCheckpoints", asynchronous, must=True),
+        task("memory profiler", 30, _callback, steps, "MemoryProfiler", sampled, must=True),
+        Task("saving", 40, partial(checkpoint.run, saving), must=True),
         Task("generation", 60, partial(_generation, machine)),
-        Task("the config as it is", 150, partial(_train, machine, "the config as it is", [], TARGETS)),
+        task("the config as it is", 150, _train, [], TARGETS),
     ]
 
 
@@ -71,15 +62,13 @@ def _words(machine: Machine, words: Sequence[str]) -> list[str]:
         return [*options, "--trainer.accelerator=gpu"]
     sizes = [f"--model.architecture.{size}" for size in TOY]
     few = ["--data.context_length=16", "--data.global_batch_size=4", "--trainer.val_check_interval=2"]
-    few.append("--trainer.limit_val_batches=2")
-    options = [word for word in options if word != COMPILED]
-    return [*options, *sizes, *few, "--trainer.max_steps=4", "--trainer.accelerator=cpu"]
+    few += ["--trainer.limit_val_batches=2", "--trainer.max_steps=4", "--trainer.accelerator=cpu"]
+    return [*(word for word in options if word != COMPILED), *sizes, *few]
 
 
 def _row(machine: Machine, name: str, summary: dict[str, Any], seconds: float, **fields: Any) -> Row:
-    facts = {"best_val_loss": summary["best_val_loss"], "val_loss": summary["val_loss"], "steps": summary["steps"]}
-    facts |= {"attention": summary.get("attention"), "training_s": summary["seconds"]}
-    facts |= {"peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
+    facts = {name: summary.get(name) for name in ("best_val_loss", "val_loss", "steps", "attention")}
+    facts |= {"training_s": summary["seconds"], "peak_gib": summary["peak_memory_gib"], "dtype": summary["precision"]}
     speed = summary["tokens"] / summary["seconds"]
     return machine.row(name, [seconds], shape=CONFIG, tokens_per_s=speed, **facts, **fields)
 
@@ -103,25 +92,16 @@ def _resume(machine: Machine, name: str, steps: int, words: Sequence[str]) -> It
         yield _row(machine, name, resumed, seconds, same_bits=same, val_loss_difference=apart)
 
 
-def _callback(machine: Machine, steps: int, name: str, callback: str, **options: Any) -> Task:
+def _callback(machine: Machine, name: str, steps: int, callback: str, options: dict[str, Any]) -> Iterator[Row]:
     """A short run with a callback of ours."""
     plain = {"class_path": f"lightning_llm.training.callbacks.{callback}", "init_args": options}
     words = [f"--trainer.callbacks+={json.dumps(plain)}", f"--trainer.max_steps={steps}"]
-
-    def run() -> Iterator[Row]:
-        with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-            row = _row(machine, name, *fit(_words(machine, words), folder))
-            reports = sorted(Path(folder).glob("runs/*/*/memory/step-*.json"))
-            if reports:
-                row.metered_bytes = json.loads(reports[0].read_text(encoding="utf-8"))["peak"]["bytes"]
-            row.files = sorted(path.name for path in Path(folder).glob("runs/*/*/*/step-*"))
-            yield row
-
-    return Task(name, 30, run)
-
-
-def _saving(machine: Machine) -> Iterator[Row]:
-    yield from checkpoint.run(machine.request(checkpoint.BENCH, "1" if machine.dry_run else "124", "float32", rounds=5))
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        row = _row(machine, name, *fit(_words(machine, words), folder))
+        if reports := sorted(Path(folder).glob("runs/*/*/memory/step-*.json")):
+            row.metered_bytes = json.loads(reports[0].read_text(encoding="utf-8"))["peak"]["bytes"]
+        row.files = sorted(path.name for path in Path(folder).glob("runs/*/*/*/step-*"))
+        yield row
 
 
 def _generation(machine: Machine) -> Iterator[Row]:
@@ -129,14 +109,22 @@ def _generation(machine: Machine) -> Iterator[Row]:
     dtype = "float32" if machine.dry_run else "bfloat16"
     request = machine.request(generate.BENCH, shape, dtype, rounds=3, budget_s=40.0)
     yield from generate.run(request)
-    if not installed("transformers"):
+    if not find_spec("transformers"):
         yield request.row("transformers", error="transformers is not installed", is_missing=True)
 
 
 PART = Part(
     name="fit",
     tasks=tasks,
-    columns=COLUMNS,
-    draw=draw,
+    columns={
+        **with_target("best loss", "best_val_loss", 1, ".4f"),
+        **with_target("training s", "training_s", 1, ".1f"),
+        **columns("s", "tokens/s"),
+        "peak GiB": ("peak_gib", 1, ".2f"),
+        "MB/s to disk": ("bytes_per_s", 1e-6, ",.0f"),
+        "same bits": (lambda row: None if row.same_bits is None else ("no", "yes")[row.same_bits], 1, ""),
+        "metered GiB": ("metered_bytes", 1 / GIB, ".2f"),
+    },
+    draw=bar_plot(Measure("total_s", 1, f"seconds{LOWER}"), by=("shape",), log=True),
     files=(*runs.BENCH.files, "lightning_llm/training", "lightning_llm/checkpoints", "lightning_llm/generation"),
 )

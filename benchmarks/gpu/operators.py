@@ -4,12 +4,10 @@ The five shapes are those of the course notebook, whose own figures for the larg
 parameters, input and gradients, as the notebook's does.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,16 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks import baselines
-from benchmarks.gpu.runner import GIB, Machine, Part, Task, installed, with_target
+from benchmarks.commands import ROOT, finish
+from benchmarks.gpu.runner import Machine, Part, Task, with_target
 from lightning_llm.accounting.memory import step_memory
 from lightning_llm.bench import loss, swiglu
 from lightning_llm.bench.harness import measure
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns
+from lightning_llm.bench.rows import Row, columns
 from lightning_llm.bench.workloads import model_config
+from lightning_llm.io.units import GIB
 
-ROOT = Path(__file__).parents[2]
 MLPS = ("standard", "notebook 0", "notebook 1", "checkpoint", "ours 0", "ours 1", "norm + standard", "ours 2", "liger")
 LOSSES = ("plain", "ours", "torch", "liger")
 LARGEST = "4x1024x4096x16384x5"
@@ -65,19 +64,6 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "64 rows of 256": ("12x12x768x2048x256x64x50304", "bf16-mixed", _OPTIMIZED),
     "vocabulary 128256": ("12x12x768x2048x1024x8x128256", "bf16-mixed", _OPTIMIZED),
 }
-COLUMNS: Columns = {
-    **columns("total ms"),
-    **with_target("ratio", "ratio", 1, ".2f"),
-    **with_target("peak GiB", "whole_peak_bytes", 1 / GIB, ".2f"),
-    **with_target("peak ratio", "peak_ratio", 1, ".2f"),
-    "course GB": ("course_peak_gb", 1, ".2f"),
-    "course ms": ("course_s", 1e3, ",.0f"),
-    "predicted GiB": ("predicted_bytes", 1 / GIB, ".2f"),
-    **with_target("off %", "prediction_error", 100, ".1f"),
-    "reserved GiB": ("reserved_bytes", 1 / GIB, ".2f"),
-    "device GiB": ("device_bytes", 1 / GIB, ".2f"),
-    "outcome": ("outcome", 1, ""),
-}
 _draw = bar_plot(
     Measure("total_s", 1e3, f"ms, forward and backward{LOWER}"),
     Measure("whole_peak_bytes", 1 / GIB, f"peak memory, GiB{LOWER}"),
@@ -95,56 +81,49 @@ def tasks(machine: Machine) -> list[Task]:
     shapes = ["2x8x16x32x2"] if machine.dry_run else swiglu.BENCH.named_shapes["notebook"][::-1]
     vocabularies = ["16x8x40"] if machine.dry_run else [*loss.BENCH.shapes, *loss.BENCH.named_shapes["llama-3-8b"]]
     losses = list(product(vocabularies, ("float32", "bfloat16")))
-    mlps = {
-        dtype: [
-            Task(
-                f"MLP {shape} {dtype}",
-                (75 if dtype == "float32" else 20) if shape == LARGEST else 15,
-                partial(_mlps, machine, shape, dtype),
-                must=shape == LARGEST,
-            )
-            for shape in shapes
-        ]
-        for dtype in ("float32", "bfloat16")
-    }
+
+    def mlps(dtype: str, largest_s: float) -> Iterator[Task]:
+        for shape in shapes:
+            seconds, run = largest_s if shape == LARGEST else 15, partial(_mlps, machine, shape, dtype)
+            yield Task(f"MLP {shape} {dtype}", seconds, run, must=shape == LARGEST)
+
     return [
         Task("gpu tests", 200, partial(_gpu_tests, machine), must=True),
-        *mlps["float32"],
+        *mlps("float32", 75),
         *(Task(f"loss {shape} {dtype}", 18, partial(_losses, machine, shape, dtype), True) for shape, dtype in losses),
         *(
             Task(f"peak: {name}", 30 if "1.3" in name else 12, partial(_peak, machine, name), must=number < MUST_PEAKS)
             for number, name in enumerate(CONFIGS)
         ),
-        *mlps["bfloat16"],
+        *mlps("bfloat16", 20),
     ]
 
 
 def _gpu_tests(machine: Machine) -> Iterator[Row]:
     """The outcome of every test that is marked ``gpu``; in a dry run of one file, whose tests are skipped."""
-    if not installed("pytest"):
+    if not find_spec("pytest"):
         yield machine.row("gpu tests", error="pytest is not installed", is_missing=True)
         return
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         report = Path(folder, "report.xml")
         options = ["-q", "-m", "gpu", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
-        arguments = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
-        arguments += map(str, files[-1:] if machine.dry_run else files)
-        plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a machine may have any plugins
-        done = subprocess.run(arguments, cwd=ROOT, env=plain, capture_output=True, text=True)
-        if not report.is_file():
-            raise RuntimeError((done.stderr.strip().splitlines() or done.stdout.splitlines() or ["no output"])[-1])
+        words = ["pytest", *options, f"--junitxml={report}", *map(str, files[-1:] if machine.dry_run else files)]
+        try:
+            finish(*words, folder=ROOT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # a machine may have any plugins
+        except RuntimeError:
+            if not report.is_file():  # else a test has failed
+                raise
         for case in ElementTree.parse(report).iter("testcase"):
             told = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
-            outcome = "passed" if told is None else told.tag
-            failed = told is not None and outcome != "skipped"
-            message = str(told.get("message") if told is not None else "").splitlines() or [outcome]
+            outcome, message = ("passed", "") if told is None else (told.tag, told.get("message") or told.tag)
+            error = message.splitlines()[0] if outcome in ("failure", "error") else None
             name, seconds = f"{case.get('classname')}.{case.get('name')}", float(case.get("time") or 0)
-            yield machine.row(name, [seconds], outcome=outcome, error=message[0] if failed else None)
+            yield machine.row(name, [seconds], outcome=outcome, error=error)
 
 
 def _has_liger(machine: Machine) -> bool:
-    return machine.device == "cuda" and installed("liger_kernel")
+    return machine.device == "cuda" and bool(find_spec("liger_kernel"))
 
 
 def _mlps(machine: Machine, shape: str, dtype: str) -> Iterator[Row]:
@@ -207,7 +186,19 @@ def _peak(machine: Machine, name: str) -> Iterator[Row]:
 PART = Part(
     name="operators",
     tasks=tasks,
-    columns=COLUMNS,
+    columns={
+        **columns("total ms"),
+        **with_target("ratio", "ratio", 1, ".2f"),
+        **with_target("peak GiB", "whole_peak_bytes", 1 / GIB, ".2f"),
+        **with_target("peak ratio", "peak_ratio", 1, ".2f"),
+        "course GB": ("course_peak_gb", 1, ".2f"),
+        "course ms": ("course_s", 1e3, ",.0f"),
+        "predicted GiB": ("predicted_bytes", 1 / GIB, ".2f"),
+        **with_target("off %", "prediction_error", 100, ".1f"),
+        "reserved GiB": ("reserved_bytes", 1 / GIB, ".2f"),
+        "device GiB": ("device_bytes", 1 / GIB, ".2f"),
+        "outcome": ("outcome", 1, ""),
+    },
     draw=draw,
     files=("lightning_llm/ops", "lightning_llm/accounting", "lightning_llm/model"),
 )

@@ -1,9 +1,8 @@
 """Runs the measurements of a part one after another, each for a limited time, and writes the rows after each.
 
-A part is a module with ``NAME`` (of its files), ``FILES``, ``COLUMNS``, ``draw``, ``tasks(machine)`` by priority, and
-perhaps ``derive(rows)``, which completes rows from each other. Its measurements run in one process, because loading
-everything takes longer than most of them. If that process dies or hangs, a new one takes the next measurement. A
-measurement that is in the file already is not repeated, except one that failed, which comes after all others.
+A part is a module with a ``PART``. Its measurements run in one process, because loading everything takes longer than
+most of them. If that process dies or hangs, a new one takes the next measurement. A measurement that is in the file
+already is not repeated, except one that failed, which comes after all others.
 """
 
 import contextlib
@@ -21,20 +20,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import evidence
+from benchmarks.steps import state_of_gpu
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.rows import Columns, Row, print_table, read_rows, write_rows
 from lightning_llm.cli.errors import one_line
 from lightning_llm.io.console import Console
 
-GIB = 2**30
 TABLE_WIDTH = 160
 PATIENCE = 4  # times what a measurement should take at most
 FOLDERS = "bench-gpu-process-"  # of temporary files, with the number of the command's process
@@ -52,12 +48,7 @@ class Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where figures are taken.
-
-    Attributes:
-        inputs: The folder of wheels and text.
-        dry_run: On the CPU, at toy sizes.
-    """
+    """Where figures are taken, and the folder of wheels and text; a dry run is on the CPU, at toy sizes."""
 
     inputs: Path
     dry_run: bool = False
@@ -99,31 +90,17 @@ class Part:
     complete: Callable[[Sequence[Row]], None] = lambda rows: None
 
 
-def installed(module: str) -> bool:
-    """Whether a package is here that a figure needs, and the others do not."""
-    return find_spec(module) is not None
-
-
 def with_target(heading: str, field: str, factor: float, spec: str, sign: str = "≤") -> Columns:
     """A column, and beside it the target of that field, if the row has one."""
     target = f"{sign} {heading}"
     return {heading: (field, factor, spec), target: (lambda row: (row.targets or {}).get(field), factor, spec)}
 
 
-def run_part(
-    part: Part, machine: Machine, out: Path, *, command: str, limit_s: float, only: Sequence[str] = ("*",)
-) -> int:
+def run_part(part: Part, machine: Machine, out: Path, *, command: str, limit_s: float, only: Sequence[str]) -> int:
     """Measure what is not measured yet, in the time there is, must-haves first; returns the exit status.
 
-    That is 0 if every row is there, apart from those for which an optional package is missing.
-
-    Args:
-        part: What to measure.
-        machine: Where to measure.
-        out: Folder of ``NAME-cuda.json`` and ``.png``.
-        command: Written with the rows.
-        limit_s: Seconds until it ends.
-        only: Patterns of the measurements to take, as of file names.
+    That is 0 if every row is there, apart from those for which an optional package is missing. The folder ``out`` gets
+    ``NAME-cuda.json``, with the command, and ``.png``; ``only`` are patterns of names, as of files.
 
     Raises:
         ValueError: No measurement has a name like that.
@@ -133,23 +110,22 @@ def run_part(
     if unknown := [pattern for pattern in only if not fnmatch.filter(names, pattern)]:
         raise ValueError(f"--only {unknown[0]!r}: this part has {', '.join(map(repr, names))}")
     record = Record(part, machine, out, command)
-    _end_on_signals()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # end, but close the worker first
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     _remove_left_folders()
     tasks = [task for task in part.tasks(machine) if any(fnmatch.fnmatch(task.name, pattern) for pattern in only)]
     left = [task for task in tasks if not record.has(task.name)]
     left.sort(key=lambda task: (task.name in record.rows, not task.must))
     print(f"{len(tasks) - len(left)} of {len(tasks)} measurements are in {record.path}", flush=True)
-    worker: Worker | None = None
-    try:
+    with contextlib.closing(Worker(part.tasks.__module__, machine, end)) as worker:
         while task := next((task for task in left if task.seconds <= end - time.monotonic()), None):
             left.remove(task)
             print(f"{task.name} … ", end="", flush=True)
             begun = time.monotonic()
             try:
-                worker = worker or Worker(part.tasks.__module__, machine, end - begun)
-                rows = worker.rows_of(task.name, min(PATIENCE * task.seconds, end - time.monotonic()))
-            except Lost as lost:
-                worker = None
+                rows = worker.rows_of(task)
+            except ChildProcessError as lost:
                 if time.monotonic() >= end:
                     left.append(task)
                     print("no time left", flush=True)
@@ -158,9 +134,6 @@ def run_part(
             record.add(task.name, rows)
             errors = "; ".join(row["error"] for row in rows if row.get("error"))
             print(f"{time.monotonic() - begun:.1f} s{f': {errors}' if errors else ''}", flush=True)
-    finally:
-        if worker is not None:
-            worker.close()
     record.show(names)
     if left:
         print(f"not measured, there was no time left: {', '.join(task.name for task in left)}; run the command again")
@@ -169,18 +142,7 @@ def run_part(
 
 
 class Record:
-    """The rows of a part, written whole after each measurement and read at the start.
-
-    Args:
-        part: What to measure.
-        machine: Where to measure; its inputs may hold an earlier file.
-        out: The folder.
-        command: Written with the rows.
-
-    Attributes:
-        rows: By measurement.
-        path: Of the file.
-    """
+    """The rows of a part by measurement, written whole after each and read at the start, perhaps from the inputs."""
 
     def __init__(self, part: Part, machine: Machine, out: Path, command: str) -> None:
         name = f"{part.name}-{'dry-run' if machine.dry_run else 'cuda'}.json"
@@ -220,43 +182,33 @@ class Record:
         console.print(f"written: {self.path}{f', {plot}' if plot.exists() else ''}")
 
 
-# ---- the process that measures
-
-
-class Lost(Exception):
-    """The process that measures has died, or took too long and was killed."""
-
-
 class Worker:
     """A process that measures one thing after another, and can be killed with all that it has started.
 
-    Args:
-        part: The module's name.
-        machine: Where to measure.
-        seconds: It must have loaded everything by then.
-
-    Raises:
-        Lost: It has not.
+    All must have ended at ``end`` on the monotonic clock; ``part`` is the name of a module.
     """
 
-    def __init__(self, part: str, machine: Machine, seconds: float) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
-        self._process = context.Process(target=_work, args=(theirs, part, machine, self._folder.name))
-        self._process.start()
-        theirs.close()
-        self._answer(seconds)
+    def __init__(self, part: str, machine: Machine, end: float) -> None:
+        self._given, self._end = (part, machine), end
+        self._process: Any = None
 
-    def rows_of(self, task: str, seconds: float) -> list[dict[str, Any]]:
-        """The fields of a measurement's rows.
+    def rows_of(self, task: Task) -> list[dict[str, Any]]:
+        """The fields of a measurement's rows; it starts a process if there is none.
 
         Raises:
-            Lost: The process died, or did not answer within the time; it is gone then.
+            ChildProcessError: The process died, or did not answer within the time; it is gone then.
         """
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
+            self._process = context.Process(target=_work, args=(theirs, *self._given, self._folder.name))
+            self._process.start()
+            theirs.close()
+            self._answer(self._end - time.monotonic())  # it has loaded everything
         with contextlib.suppress(OSError):  # then there is no answer
-            self._pipe.send(task)
-        answer: list[dict[str, Any]] = self._answer(seconds)
+            self._pipe.send(task.name)
+        answer: list[dict[str, Any]] = self._answer(min(PATIENCE * task.seconds, self._end - time.monotonic()))
         return answer
 
     def _answer(self, seconds: float) -> Any:
@@ -268,17 +220,18 @@ class Worker:
             self._process.join()
             reason = f"its process ended with status {self._process.exitcode}"
         self.close()
-        raise Lost(reason)
+        raise ChildProcessError(reason)
 
     def close(self) -> None:
-        """Kill it, with its children, and remove its files."""
-        assert self._process.pid is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
-        self._folder.cleanup()
+        """Kill the process, with its children, and remove its files."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._process = None
+            self._folder.cleanup()
 
 
 def _remove_left_folders() -> None:
@@ -309,14 +262,5 @@ def _measured(task: Task, machine: Machine) -> list[dict[str, Any]]:
         rows = list(task.run())
     except Exception as error:
         rows = [machine.row(task.name, error=f"{type(error).__name__}: {one_line(error)}")]
-    gpu = {"gpu": evidence.state_of_gpu()} if machine.device == "cuda" else {}
+    gpu = {"gpu": state_of_gpu()} if machine.device == "cuda" else {}
     return [{**gpu, **{name: value for name, value in vars(row).items() if name[0] != "_"}} for row in rows]
-
-
-def _end_on_signals() -> None:
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)  # through finally, where the other process is killed
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, end)

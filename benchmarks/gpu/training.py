@@ -7,7 +7,8 @@ its time in. Of transformers with and without Liger-Kernel the faster counts.
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 from lightning.pytorch import Callback
 
 from benchmarks import baselines
-from benchmarks.gpu.runner import GIB, Machine, Part, Task, with_target
-from lightning_llm.accounting.counts import step_flops
-from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import describe_machine
+from benchmarks.gpu.runner import Machine, Part, Task, with_target
+from benchmarks.steps import utilization
+from lightning_llm.bench.harness import Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns
-from lightning_llm.bench.workloads import Sizes, model_config
+from lightning_llm.bench.rows import Row, columns
+from lightning_llm.bench.workloads import model_config
+from lightning_llm.io.units import GIB
 from lightning_llm.measure.timer import now
 
 SHAPES = {"124 M": "12x12x768x2048x1024x32x50304", "1.3 B": "24x16x2048x5504x2048x4x50304"}
@@ -49,15 +50,6 @@ KINDS = {
     "copy": "memcpy|memset|copy_kernel",
     "elementwise": "triton|elementwise|reduce|norm",
 }
-COLUMNS: Columns = {
-    **columns("total ms", "tokens/s"),
-    **with_target("MFU %", "mfu", 100, ".1f", "≥"),
-    **with_target("× nanogpt", "over_nanogpt", 1, ".2f", "≥"),
-    **with_target("× transformers", "over_transformers", 1, ".2f", "≥"),
-    "peak GiB": ("peak_bytes", 1 / GIB, ".1f"),
-    "idle %": ("idle_share", 100, ".1f"),
-    "slowest kernel": (lambda row: row.kernels and row.kernels[0]["name"][:40], 1, ""),
-}
 draw = bar_plot(
     Measure("tokens_per_s", 1, f"tokens/s{HIGHER}"),
     Measure("mfu", 100, f"MFU, %{HIGHER}"),
@@ -69,27 +61,18 @@ draw = bar_plot(
 def tasks(machine: Machine) -> list[Task]:
     """The measurements, by priority."""
     models = list(SHAPES)[:1] if machine.dry_run else SHAPES
-    rounds = {
-        number: [
-            Task(
-                f"{model}, {side}, round {number}",
-                SECONDS[model],
-                partial(_step, machine, model, side, number),
-                must=number == 1 and side in MUST[model],
-            )
-            for model in models
-            for side in SIDES[model]
+    sides = [(model, side, SECONDS[model], side in MUST[model]) for model in models for side in SIDES[model]]
+    first, second = (
+        [
+            Task(f"{model}, {side}, round {n}", seconds, partial(_step, machine, model, side, n), n == 1 and is_must)
+            for model, side, seconds, is_must in sides
         ]
-        for number in (1, 2)
-    }
-    profiles = [
-        Task(f"{model}, profile", 40, partial(_profile, machine, model), must=model == "124 M") for model in models
-    ]
-    wide = [
-        Task(f"124 M, ours in {name}", 30, partial(_step, machine, "124 M", "ours", 1, "float32", environment))
-        for name, environment in (("float32", {}), ("TF32", TF32))
-    ]
-    return [*rounds[1], *profiles, *wide, *([] if machine.dry_run else reversed(rounds[2]))]
+        for n in (1, 2)
+    )
+    profiles = [Task(f"{model}, profile", 40, partial(_profile, machine, model), model == "124 M") for model in models]
+    step = partial(_step, machine, "124 M", "ours", 1)
+    wide = [Task(f"124 M, ours in {name}", 30, partial(step, name == "TF32")) for name in ("float32", "TF32")]
+    return [*first, *profiles, *wide, *([] if machine.dry_run else reversed(second))]
 
 
 def derive(rows: Iterable[Row]) -> None:
@@ -106,41 +89,25 @@ def derive(rows: Iterable[Row]) -> None:
                     setattr(row, field, statistics.median(speeds[row.model, OURS]) / max(theirs))
 
 
-def _step(
-    machine: Machine,
-    model: str,
-    side: str,
-    number: int,
-    dtype: str = "bfloat16",
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Row]:
+def _request(machine: Machine, model: str, dtype: str) -> Request:
     request = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], dtype)
     request.sizes["tied"] = model == "124 M"
-    fields: dict[str, Any] = {
-        "model": model,
-        "round": number,
-        **({"tf32": bool(environment)} if dtype == "float32" else {}),
-    }
-    variant = f"{side}, TF32" if environment else side
+    return request
+
+
+def _step(machine: Machine, model: str, side: str, number: int, tf32: bool | None = None) -> Iterator[Row]:
+    """A row of a side in bfloat16, or in float32 with TF32 or without."""
+    request = _request(machine, model, "bfloat16" if tf32 is None else "float32")
+    fields: dict[str, Any] = {"model": model, "round": number, **({} if tf32 is None else {"tf32": tf32})}
+    variant = f"{side}, TF32" if tf32 else side
     if why := baselines.lacking(side, request.device):
         yield request.row(variant, error=why, is_missing=True, **fields)
         return
-    result = baselines.run_side(side, request, environment)
-    tokens = request.sizes["rows"] * request.sizes["context"]
-    speed = tokens / result["median_s"]
-    share = utilization(request.sizes, speed, machine.device, "tf32" if environment else dtype)
-    peak = int(result["peak_bytes"])
-    fields |= {"mfu": share, "peak_bytes": peak, "ran": result["ran"]}
+    result, context = baselines.run_side(side, request, TF32 if tf32 else {}), request.sizes["context"]
+    speed, kind = request.sizes["rows"] * context / result["median_s"], "tf32" if tf32 else request.dtype
+    share = utilization(model_config(request.sizes), context, speed, machine.device, kind)
+    fields |= {"mfu": share, "peak_bytes": int(result["peak_bytes"]), "ran": result["ran"]}
     yield request.row(variant, [result["median_s"]], tokens_per_s=speed, **fields)
-
-
-def utilization(sizes: Sizes, tokens_per_s: float, device: str, dtype: str) -> float | None:
-    """The share of the device's peak that the model's FLOPs take; ``None`` for a device whose peak is not known."""
-    try:
-        peak = find_device(describe_machine(device)).flops[dtype]
-    except (ValueError, KeyError):
-        return None
-    return step_flops(model_config(sizes), tokens=1, context_length=sizes["context"]).model * tokens_per_s / peak
 
 
 class _Profiled(Callback):
@@ -163,17 +130,16 @@ class _Profiled(Callback):
 
 def _profile(machine: Machine, model: str) -> Iterator[Row]:
     """The kernels in which compiled steps of ours spend most of the device's time, also by kind, and its idle share."""
-    request = machine.request(baselines.BENCH, TOY if machine.dry_run else SHAPES[model], "bfloat16")
-    request.sizes["tied"] = model == "124 M"
+    request = _request(machine, model, "bfloat16")
     profiled = _Profiled(request.device)
     options: dict[str, Any] = {"compiled": not machine.dry_run, "callbacks": [profiled]}
     baselines.ours(request.sizes, request.dtype, request.device, PROFILED_STEPS, **options)
     field = f"self_{'cpu' if machine.dry_run else 'device'}_time_total"
     spent = {event.key: getattr(event, field) / PROFILED_STEPS for event in profiled.profile.key_averages()}  # µs
     total, step_us = sum(spent.values()) or 1, 1e6 * profiled.seconds / PROFILED_STEPS
-    by_kind: dict[str, float] = {}
+    by_kind = Counter[str]()
     for name, us in spent.items():
-        by_kind[kind_of(name)] = by_kind.get(kind_of(name), 0) + us
+        by_kind[kind_of(name)] += us
     slowest = sorted(spent.items(), key=lambda item: -item[1])[:KERNELS]
     kernels = [{"name": name, "us_per_step": us, "share": us / total} for name, us in slowest]
     idle = None if machine.dry_run else 1 - total / step_us
@@ -188,7 +154,15 @@ def kind_of(kernel: str) -> str:
 PART = Part(
     name="training",
     tasks=tasks,
-    columns=COLUMNS,
+    columns={
+        **columns("total ms", "tokens/s"),
+        **with_target("MFU %", "mfu", 100, ".1f", "≥"),
+        **with_target("× nanogpt", "over_nanogpt", 1, ".2f", "≥"),
+        **with_target("× transformers", "over_transformers", 1, ".2f", "≥"),
+        "peak GiB": ("peak_bytes", 1 / GIB, ".1f"),
+        "idle %": ("idle_share", 100, ".1f"),
+        "slowest kernel": (lambda row: row.kernels and row.kernels[0]["name"][:40], 1, ""),
+    },
     draw=draw,
     files=baselines.BENCH.files,
     complete=derive,

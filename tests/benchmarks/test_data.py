@@ -44,7 +44,7 @@ def test_rows_tell_speed_and_memory(tmp_path, monkeypatch, capsys, text_file):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--shapes", "big"], "shapes 'big' is no size of text, such as 256MiB"),
+        (["--shapes", "big"], "'big' is not a size: give a number with one of"),
         (["--variants", "words"], "variants 'words': there are byte, char, bpe, tokenizers, batches"),
         (["--dtype", "bfloat16"], "--dtype bfloat16: data takes only float32"),
     ],

@@ -12,8 +12,8 @@ from torch.utils.tensorboard import SummaryWriter
 from benchmarks import fault_process
 from benchmarks.__main__ import main
 from benchmarks.fault_process import Ended
-from benchmarks.fault_rounds import ROUNDS
 from benchmarks.fault_stage import CURVES, Stage, Truth
+from benchmarks.faults import ROUNDS
 from lightning_llm.checkpoints.archives import write_atomically
 
 LATE, IN_TRAIN = 5, 2  # seeds: of a NaN when something is saved; of a bit in train.bin before the run
@@ -106,7 +106,7 @@ class Scripted:
     def __init__(self, *ended):
         self.ended, self.asked = list(ended), []
 
-    def run(self, children, time_limit_s):
+    def __call__(self, children, time_limit_s):
         self.asked.append(children)
         return [self.ended.pop(0) for _ in children]
 
@@ -139,7 +139,7 @@ def test_a_run_goes_on_from_what_was_saved_and_what_is_missing_is_counted(tmp_pa
     played = stage(tmp_path, killed, ended(out="Resumed from step 4: here/step-00000004.ckpt\n"))
     played.fit()
     played.go_on()
-    first, second = (children[0]["words"] for children in played._forker.asked)
+    first, second = (children[0]["words"] for children in played._run.asked)
     assert "--ckpt_path" not in first
     assert second[-2:] == ["--ckpt_path", "last"]
     assert (played.lost_steps, played.repeated_steps, played.resumed) == (2, 4, 1)
@@ -178,7 +178,7 @@ def a_run(tmp_path, weight=1.0, losses=(3.0, 2.0), best=12, left=None):
         ({"weight": 1.0 + 2**-23}, "wrong result: state_dict differs"),
         ({"losses": (3.0, 2.5)}, "wrong curve: train_loss"),
         ({"losses": (3.0,)}, "wrong curve: val_loss"),
-        ({"best": 8}, "wrong result: best.ckpt is of step 8, not 12"),
+        ({"best": 8}, "wrong result: the step of best.ckpt differs: 8 instead of 12"),
         ({"left": ".step-00000012.ckpt.1.tmp"}, "left behind: .step-00000012.ckpt.1.tmp"),
     ],
 )
@@ -195,14 +195,14 @@ def test_what_differs_from_an_undisturbed_run_is_found(tmp_path, changes, says):
 
 def test_no_result_is_no_success(tmp_path):
     played = stage(tmp_path)
-    played.compare(Truth({}, 12, {}))
+    played.compare(Truth({}, {}))
     assert "no result to compare" in played.problems[0]
 
 
 def test_two_processes_are_started_as_torchrun_does(tmp_path):
     played = stage(tmp_path, ended(), ended(), processes=2)
     played.fit(kill={"on": "start", "count": 1, "after_s": 0.5, "rank": 1})
-    first, second = played._forker.asked[0]
+    first, second = played._run.asked[0]
     assert (first["environment"]["RANK"], second["environment"]["RANK"]) == ("0", "1")
     assert first["environment"]["MASTER_PORT"] == second["environment"]["MASTER_PORT"]
     assert (first["kill_after_s"], second["kill_after_s"]) == (None, 0.5)
@@ -214,7 +214,7 @@ def test_the_same_seed_draws_the_same_round(tmp_path):
         (tmp_path / turn).mkdir()
         played = stage(tmp_path / turn, ended(1), ended())
         ROUNDS["nan batch"](played, random.Random(7))
-        said.append((played.what, played._forker.asked[0][0]["effects"]))
+        said.append((played.what, played._run.asked[0][0]["effects"]))
     assert said[0] == said[1]
 
 

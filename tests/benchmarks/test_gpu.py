@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import steps
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import end_to_end, operators, runner, training
 from benchmarks.gpu.__main__ import main
@@ -82,7 +83,7 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, monk
     left = folders / f"{runner.FOLDERS}{2**22 + 1}-of-a-killed-command"  # no process has this number
     (left / "checkpoint").mkdir(parents=True)
     (tmp_path / "commit.txt").write_text("c0ffee\n")
-    assert run_part(part, machine, out, command="the command", limit_s=200) == 1
+    assert run_part(part, machine, out, command="the command", limit_s=200, only=["*"]) == 1
     record = json.loads((out / "toy-dry-run.json").read_text())
     assert (record["command"], record["files"]) == ("the command", ["benchmarks"])
     found = {}
@@ -105,7 +106,7 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, monk
     (tmp_path / "fixed").touch()
     (tmp_path / "toy-dry-run.json").write_text((out / "toy-dry-run.json").read_text())
     moved = tmp_path / "elsewhere"  # the rows of an earlier start may be among the inputs
-    assert run_part(part, machine, moved, command="the command", limit_s=200) == 1
+    assert run_part(part, machine, moved, command="the command", limit_s=200, only=["*"]) == 1
     # those that failed come last, and what must be measured first among them
     assert (tmp_path / "log.txt").read_text().split() == ["hangs", "missing", "raises", "dies"]
     rows = read_rows(moved / "toy-dry-run.json")
@@ -181,8 +182,8 @@ def test_the_parts_measure_what_they_should():
     assert names[operators].index("gpu tests") == 0
     assert {f"MLP {shape} float32" for shape in swiglu.BENCH.named_shapes["notebook"]} < set(names[operators])
     assert operators.LARGEST in swiglu.BENCH.named_shapes["notebook"]
-    steps = {f"{model}, {side}, round 1" for model, sides in training.SIDES.items() for side in sides}
-    assert steps < set(names[training])
+    first_round = {f"{model}, {side}, round 1" for model, sides in training.SIDES.items() for side in sides}
+    assert first_round < set(names[training])
     for part in (*names, end_to_end):
         tasks = part.tasks(Machine(inputs=Path()))
         assert len({task.name for task in tasks}) == len(tasks)
@@ -234,13 +235,13 @@ def test_kernels_are_grouped_by_kind(kernel, kind):
 
 
 def test_utilization_counts_the_flops_of_the_model(monkeypatch):
-    sizes = sizes_of(training.SHAPES["124 M"], training.baselines.BENCH.sizes, "")
-    monkeypatch.setattr(training, "describe_machine", lambda device: "NVIDIA H100 80GB HBM3")
+    config = model_config(sizes_of(training.SHAPES["124 M"], training.baselines.BENCH.sizes, ""))
+    monkeypatch.setattr(steps, "describe_machine", lambda device: "NVIDIA H100 80GB HBM3")
     matrices = 12 * (4 * 768**2 + 3 * 768 * 2048) + 768 * 50304
     flops = 6 * matrices + 12 * 12 * 768 * 1024  # all pairs of positions
-    assert training.utilization(sizes, 1e6, "cuda", "bfloat16") == pytest.approx(1e6 * flops / 989.5e12)
-    monkeypatch.setattr(training, "describe_machine", lambda device: "a toaster")
-    assert training.utilization(sizes, 1e6, "cuda", "bfloat16") is None
+    assert steps.utilization(config, 1024, 1e6, "cuda", "bfloat16") == pytest.approx(1e6 * flops / 989.5e12)
+    monkeypatch.setattr(steps, "describe_machine", lambda device: "a toaster")
+    assert steps.utilization(config, 1024, 1e6, "cuda", "bfloat16") is None
 
 
 def test_the_plain_gpt_has_the_matrices_of_ours():
