@@ -9,7 +9,8 @@ import yaml
 from lightning_llm.ablate.experiment import LOOKS, Experiment, experiment_of
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted(path for path in (ROOT / "examples" / "ablations").glob("*.yaml") if path.stem != "ladder")
+LADDERS = ("ladder", "parts")
+SHIPPED = sorted(path for path in (ROOT / "examples" / "ablations").glob("*.yaml") if path.stem not in LADDERS)
 RATE = "model.optimizer.init_args.lr"
 BASE = {"baseline": "a.yaml", "variants": {"relu": {"model.architecture.mlp": "relu"}}}
 

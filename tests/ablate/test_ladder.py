@@ -7,6 +7,7 @@ import yaml
 
 from lightning_llm.ablate.ladder import LADDER, check_reach, ladder_of, read_ladder, with_tuned
 from lightning_llm.ablate.ladder_report import promise_for
+from lightning_llm.model.parts import BUILT_IN, name_of
 from tests.ablate.conftest import COMPUTES, LADDER_FILE
 from tests.ablate.test_experiment import ROOT
 
@@ -38,12 +39,22 @@ def test_what_a_ladder_cannot_be(changes, says):
         ladder_of({**LADDER_FILE, **changes}, "the file", "name")
 
 
-def test_the_one_that_is_shipped_is_one():
-    path = ROOT / "examples" / "ablations" / "ladder.yaml"
+@pytest.mark.parametrize(("name", "match"), [("ladder", "parameters"), ("parts", "flops")])
+def test_those_that_are_shipped_are_some(name, match):
+    path = ROOT / "examples" / "ablations" / f"{name}.yaml"
     ladder = ladder_of(yaml.safe_load(path.read_text(encoding="utf-8")), path, path.stem)
-    assert (str(ladder.out), ladder.target) == ("runs/ladder", "200k")
-    assert ladder.experiment("25k").variants.keys() == {"relu2", "layernorm"}
-    assert ladder.experiment("25k").match == "parameters"
+    assert (str(ladder.out), ladder.sizes, ladder.target) == (f"runs/{name}", ("25k", "50k", "100k"), "200k")
+    assert ladder.experiment("25k").match == match
+
+
+def test_the_shipped_parts_are_the_new_ones():
+    path = ROOT / "examples" / "ablations" / "parts.yaml"
+    variants = ladder_of(yaml.safe_load(path.read_text(encoding="utf-8")), path, path.stem).experiment("25k").variants
+    shipped = {name_of(value) for options in variants.values() for value in options.values() if isinstance(value, str)}
+    new = {
+        name for kind in ("attention", "norm", "position") for name, part in BUILT_IN[kind].items() if not part.has_mup
+    }
+    assert new <= shipped
 
 
 def test_each_size_is_an_experiment_with_a_fixed_number_of_pairs():
