@@ -415,7 +415,7 @@ def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
     assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
     assert "out has not used up its plan: lightning-llm ablate run out continues it" in the_line(capsys)
     ended = load_experiment(Path("out"))
-    state = dataclasses.replace(ended.state, needed=[], undecided=[])
+    state = dataclasses.replace(ended.state, needed=[], unfinished=[])
     monkeypatch.setattr("lightning_llm.cli.ablate.load_experiment", lambda out: dataclasses.replace(ended, state=state))
     assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
     assert "every comparison has ended: name those that you want to know better: --variants NAME" in the_line(capsys)

@@ -33,6 +33,7 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["same", "--config", "nowhere.yaml", "--vary", "all"], "docs/how-do-i.md"),
     (["ablate", "status", "nowhere"], "docs/ablate.md"),
     (["fit", "--model.architecture.mlp", "swigloo"], "docs/extending.md"),
+    (["fit", "--model.architecture.layers", "[{attention: value_residual}, {}]"], "docs/parts.md"),
     (["fit", "--model.architecture.hidden_size", "33"], "docs/reference/model.md"),
     (["fit", "--model.architecture.checkpoint_level", "7"], "docs/memory-optimized.md"),
     (["fit", "--trainer.max_stpes", "9"], "docs/config.md"),
