@@ -20,8 +20,9 @@ class Outlay(NamedTuple):
         parameters: Of the baseline.
         steps: Of a run of the baseline.
         flops: Counted, of such a run; ``None``: it has parts that cannot be counted.
-        runs: At most.
+        runs: At most; with tuning more where its grid grows.
         seconds: Of all training steps, without validation.
+        is_tuned: Whether some of the runs tune.
     """
 
     parameters: int
@@ -29,16 +30,18 @@ class Outlay(NamedTuple):
     flops: int | None
     runs: int
     seconds: float
+    is_tuned: bool = False
 
 
-def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None) -> Outlay:
+def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None, *, is_tuned: bool = False) -> Outlay:
     """What the runs of an experiment take.
 
     Args:
         arm: The baseline.
         timed_arm: The same, which is used up.
-        runs: How many, at most.
+        runs: How many.
         workers: The most runs at a time that the user wants.
+        is_tuned: Whether some of them tune.
     """
     accelerator = arm.trainer.strategy.root_device.type
     steps, old_threads = TrainingSteps(timed_arm), torch.get_num_threads()
@@ -55,4 +58,5 @@ def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None) -> Outla
         flops=None if (flops := flops_of(arm)) is None else flops * arm.steps,
         runs=runs,
         seconds=timing.median * arm.steps * runs / at_a_time,
+        is_tuned=is_tuned,
     )

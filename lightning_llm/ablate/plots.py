@@ -102,11 +102,8 @@ def costs(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The metric against training time and peak memory."""
     colors, sides = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
     for name, side in report["cost"]["sides"].items():
-        row, loss, style = (
-            sides[name],
-            mean_loss(report, name),
-            {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]},
-        )
+        row, loss = sides[name], mean_loss(report, name)
+        style = {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
         ends = [side["step_s"] - side["step_p20_s"], side["step_p80_s"] - side["step_s"]]
         values: list[Any] = [(side["training_s"], [[row["steps"] * end] for end in ends])]
         values += [] if side["peak_bytes"] is None else [(side["peak_bytes"] / MIB, None)]

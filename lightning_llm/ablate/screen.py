@@ -86,7 +86,8 @@ def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     total = shown_duration(sum(outlay.seconds for outlay in outlays.values()))
     caveat = "by timed steps of the baseline on this machine, without validation"
-    console.say(f"At most about {total}, {caveat}.")
+    more = "; more if the grid of tuning grows" if any(outlay.is_tuned for outlay in outlays.values()) else ""
+    console.say(f"At most about {total}, {caveat}{more}.")
 
 
 def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:

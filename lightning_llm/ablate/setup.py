@@ -159,7 +159,7 @@ class Setup:
         runs, tune = 1 + self.experiment.looks[-1] * (len(self.arms) + 1), self.experiment.tune
         if tune is not None:  # the grid and the vertex of each arm, and the comparison of the tuned arms
             runs += len(self.arms) * (tune["seeds"] * (len(tune["factors"]) + 1) + self.experiment.looks[-1])
-        return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers)
+        return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers, is_tuned=tune is not None)
 
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""

@@ -37,9 +37,6 @@ class ExtrapolatedMemory:
     """
 
     def __init__(self, config: ModelConfig, settings: StepSettings) -> None:
-        self._config, self._settings = config, settings
-        if config.layers is not None:
-            return
         window, every = (option_of("attention", config.attention, name) for name in ("window", "every"))
         windowed = {CLASS_PATH: name_of(config.attention), INIT_ARGS: {"window": window}}
         self.every: int | None = every
@@ -49,10 +46,6 @@ class ExtrapolatedMemory:
 
     def with_layers(self, counts: Counts) -> StepPoints:
         """The step with so many layers at level 2, then 1, then 0."""
-        if self._config.layers is not None:
-            levels = [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
-            config = dataclasses.replace(self._config, num_hidden_layers=len(levels), checkpoint_level=levels)
-            return _all_layers(config, self._settings)
         windowed = self._windowed.with_layers(counts)
         if self.every is None or self.every > sum(counts):
             return windowed
@@ -90,6 +83,29 @@ class ExtrapolatedMemory:
                     add(point._replace(layer=layer, level=None), live, changed)
             first += count
         return StepPoints(parameters=windowed.parameters, gradients=windowed.gradients, points=points)
+
+
+class TracedMemory:
+    """``step_memory`` of one setting, for a model whose layers have options of their own: each of them is traced.
+
+    Args:
+        config: As of ``ExtrapolatedMemory``.
+        settings: Of the step.
+    """
+
+    def __init__(self, config: ModelConfig, settings: StepSettings) -> None:
+        self._config, self._settings = config, settings
+
+    def with_layers(self, counts: Counts) -> StepPoints:
+        """As that of ``ExtrapolatedMemory``."""
+        levels = [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
+        config = dataclasses.replace(self._config, num_hidden_layers=len(levels), checkpoint_level=levels)
+        return _all_layers(config, self._settings)
+
+
+def memory_by_depth(config: ModelConfig, settings: StepSettings) -> ExtrapolatedMemory | TracedMemory:
+    """``step_memory`` of one setting, for any number of layers at each level; as fast as the layers allow."""
+    return ExtrapolatedMemory(config, settings) if config.layers is None else TracedMemory(config, settings)
 
 
 class _EqualLayers:
@@ -165,7 +181,7 @@ def step_points(config: ModelConfig, settings: StepSettings) -> StepPoints:
     """The points of ``step_memory``, from a few traces. Errors as there, and for over ``MOST_DIFFERENT``."""
     levels = config.checkpoint_levels
     if levels == sorted(levels, reverse=True):
-        return ExtrapolatedMemory(config, settings).with_layers(tuple(map(levels.count, LEVELS)))
+        return memory_by_depth(config, settings).with_layers(tuple(map(levels.count, LEVELS)))
     return _all_layers(config, settings)
 
 

@@ -18,7 +18,13 @@ from functools import cache, partial
 from itertools import product
 
 from lightning_llm.accounting.counts import parameters_by_part
-from lightning_llm.accounting.extrapolated_memory import LEVELS, Counts, ExtrapolatedMemory
+from lightning_llm.accounting.extrapolated_memory import (
+    LEVELS,
+    Counts,
+    ExtrapolatedMemory,
+    TracedMemory,
+    memory_by_depth,
+)
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import MOST_ROWS, largest_fitting, too_little
@@ -148,8 +154,8 @@ class Planner:
         self._tick()
         return memory
 
-    def _extrapolated_memory(self, recompute: Recompute, step: StepSettings) -> ExtrapolatedMemory:
-        return ExtrapolatedMemory(dataclasses.replace(self.task.config, recompute=recompute), step)
+    def _extrapolated_memory(self, recompute: Recompute, step: StepSettings) -> ExtrapolatedMemory | TracedMemory:
+        return memory_by_depth(dataclasses.replace(self.task.config, recompute=recompute), step)
 
     def _time(self, setting: StepChoice) -> StepTime:
         """Seconds of a step."""

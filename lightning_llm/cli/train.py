@@ -145,6 +145,7 @@ class TrainingCLI(LightningCLI):
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
         self._find_checkpoint(Path(options.run_dir or Path(options.default_root_dir) / self.experiment))
+        self._check_init_from()
         saved = self._checked_execution()
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
         self.precision_reason = "as asked for"
@@ -173,9 +174,13 @@ class TrainingCLI(LightningCLI):
         if self.checkpoint is not None:
             is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
             return dict(check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {}))
-        if self._options.model.get("init_from") is not None and not self._trusts_code:
-            check_trust(self._options.model.init_from)
         return {}
+
+    def _check_init_from(self) -> None:
+        """Refuse code in the source of the initial weights, which a resumed run does not read."""
+        is_read = self.subcommand in ("fit", "check") and self.checkpoint is None
+        if is_read and self._options.model.get("init_from") is not None and not self._trusts_code:
+            check_trust(self._options.model.init_from)
 
     def instantiate_classes(self) -> None:
         """Model, data and trainer; the seed of ``seed_everything`` is that of the initial weights too."""

@@ -21,11 +21,14 @@ Curve = list[tuple[int, float]]
 
 
 def put_events_before(run: Path, now_s: int) -> None:
-    """TensorBoard sorts event files by the time in their names: give those from the future earlier names."""
+    """TensorBoard sorts event files by the second in their names: give those of this second or later earlier names.
+
+    What follows the second is the process and a number, as text: 10 would come before 9.
+    """
     files = sorted(run.glob(f"{EVENTS}*"), key=lambda path: path.name)
     names = [path.name.removeprefix(EVENTS).partition(".") for path in files]
     newest = number_in(names[-1][0]) if names else None
-    if newest is not None and newest > now_s:  # in one second no process ends and another starts; in tests they do
+    if newest is not None and newest >= now_s:
         for number, (path, (_, _, rest)) in enumerate(zip(files, names, strict=True)):
             path.rename(path.with_name(f"{EVENTS}{now_s - len(files) + number:010d}.{rest}"))
 

@@ -89,11 +89,11 @@ def recall_sums(losses: Tensor, counted: Tensor, batch: Batch) -> Tensor:
     """
     repeated = repeated_bigrams(batch["input_ids"], batch["targets"], batch.get("documents"))
     sides = torch.stack([counted & repeated, counted & ~repeated])  # (2, batch, seq)
-    nats = torch.where(sides, losses.detach(), 0.0).sum((1, 2), dtype=wide(losses))
+    nats = torch.where(sides, losses.detach(), 0.0).sum((1, 2), dtype=_sum_dtype(losses))
     return torch.stack([nats, sides.sum((1, 2)).to(nats.dtype)], dim=1)
 
 
-def wide(losses: Tensor) -> torch.dtype:
+def _sum_dtype(losses: Tensor) -> torch.dtype:
     """The dtype of sums of losses: float64, which MPS does not have."""
     return torch.float32 if losses.device.type == "mps" else torch.float64
 
@@ -136,7 +136,7 @@ class Evaluation:
             raise ValueError(f"the data have more than {len(self._loaders)} loaders for this evaluation: return fewer")
         counted = batch["targets"] != IGNORED
         tokens = counted.sum()
-        mean_loss = losses.detach().sum(dtype=wide(losses)) / tokens
+        mean_loss = losses.detach().sum(dtype=_sum_dtype(losses)) / tokens
         names, bytes_per_token = self._loaders[loader]
         for name in names:
             is_split = name in ("val", "test") and "input_ids" in batch
@@ -219,7 +219,7 @@ class WindowSums:
         if number + 1 < len(firsts):  # else it is there to make all processes have as many
             sums = self._sums[loader][firsts[number] : firsts[number + 1]]
             sums[:, 0] = counted.sum(1)
-            sums[:, 1] = losses.detach().sum(1, dtype=wide(losses))
+            sums[:, 1] = losses.detach().sum(1, dtype=_sum_dtype(losses))
 
     def record(self, trainer: Any) -> dict[str, list[Any]] | None:
         """For each block its ``windows``, ``tokens`` and ``nats``; ``None`` without any, or if a loss is not finite."""

@@ -20,11 +20,18 @@ def events(run):
 def test_event_files_from_a_clock_ahead_get_earlier_names_in_their_order(tmp_path):
     for time, rest in ((5000, "a"), (6000, "b")):
         (tmp_path / f"events.out.tfevents.{time:010d}.host.{rest}").write_text(rest)
-    put_events_before(tmp_path, 6000)
+    put_events_before(tmp_path, 6001)
     assert events(tmp_path) == ["events.out.tfevents.0000005000.host.a", "events.out.tfevents.0000006000.host.b"]
     put_events_before(tmp_path, 5999)
     assert events(tmp_path) == ["events.out.tfevents.0000005997.host.a", "events.out.tfevents.0000005998.host.b"]
     assert (tmp_path / "events.out.tfevents.0000005997.host.a").read_text() == "a"
+
+
+def test_event_files_of_the_same_second_get_earlier_names(tmp_path):
+    (tmp_path / "events.out.tfevents.0000006000.host.9").touch()
+    put_events_before(tmp_path, 6000)
+    (tmp_path / "events.out.tfevents.0000006000.host.10").touch()
+    assert events(tmp_path) == ["events.out.tfevents.0000005999.host.9", "events.out.tfevents.0000006000.host.10"]
 
 
 def test_event_files_with_no_time_in_their_names_are_left_alone(tmp_path):

@@ -33,6 +33,17 @@ class NewMLP(nn.Module):
         return x
 
 
+class WiderWithDepth(nn.Module):
+    """An MLP whose parameters depend on its layer."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        self.into, self.out = nn.Linear(config.hidden_size, layer + 1), nn.Linear(layer + 1, config.hidden_size)
+
+    def forward(self, x):
+        return self.out(self.into(x))
+
+
 class NewNorm(nn.Module):
     """Three times as many parameters as an RMSNorm, and more of them saved."""
 
@@ -73,6 +84,13 @@ def test_a_new_built_in_part_is_measured(monkeypatch, kind):
     )
     peak = second_step(config, loss_chunks=None, accumulation=1, **STEP)[0]
     assert step_memory(config, measured=measured, **STEP).step_peak == pytest.approx(peak, rel=0.05)
+
+
+def test_parts_of_some_layers_are_counted_at_their_own_places():
+    own = {"mlp": WiderWithDepth}
+    config = ModelConfig(**{**SIZES, "num_hidden_layers": 5}, layers=[{}, own])
+    built = sum(parameter.numel() for parameter in Transformer(config).parameters())
+    assert sum(parameters_by_part(config, measure_parts(config, "32-true", 16)).values()) == built
 
 
 def test_flops_of_a_new_built_in_mlp(monkeypatch):

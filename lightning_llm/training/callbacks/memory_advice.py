@@ -120,7 +120,7 @@ def estimate(run: StepCase) -> Estimate | None:
         if unknown:
             measured = measure_parts(run.config, run.step.precision, run.step.context_length)
             run = run.change(measured=measured)
-            remarks.append(EXTENDED.format(", ".join(unknown.values())))
+            remarks.append(EXTENDED.format(", ".join(dict.fromkeys(unknown.values()))))
         memory, work = run.memory(), run.work()
     except (ValueError, RuntimeError):
         return None
