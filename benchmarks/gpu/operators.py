@@ -4,6 +4,7 @@ The five shapes are those of the course notebook, whose own figures for the larg
 parameters, input and gradients, as the notebook's does.
 """
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ LOSSES = ("plain", "ours", "torch", "liger")
 LARGEST = "4x1024x4096x16384x5"
 ROUNDS = 100
 MUST_PEAKS = 6  # so many of the configs below
+MARKED = re.compile(r"mark\.gpu|needs_cuda")  # in a file with tests for a GPU
 NO_LIGER = "liger-kernel is not installed, or there is no CUDA"
 # The largest shape in float32 on the notebook's GPU: peak as it prints it, seconds forward and backward.
 COURSE = {"ours 0": (14.391, 0.993 + 2.016), "ours 1": (11.391, 0.994 + 2.668)}
@@ -88,7 +90,7 @@ def tasks(machine: Machine) -> list[Task]:
             yield Task(f"MLP {shape} {dtype}", seconds, run, must=shape == LARGEST)
 
     return [
-        Task("gpu tests", 200, partial(_gpu_tests, machine), must=True),
+        Task("gpu tests", 300, partial(_gpu_tests, machine), must=True),
         *mlps("float32", 75),
         *(Task(f"loss {shape} {dtype}", 18, partial(_losses, machine, shape, dtype), True) for shape, dtype in losses),
         *(
@@ -104,7 +106,7 @@ def _gpu_tests(machine: Machine) -> Iterator[Row]:
     if not find_spec("pytest"):
         yield machine.row("gpu tests", error="pytest is not installed", is_missing=True)
         return
-    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
+    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARKED.search(path.read_text("utf-8"))]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         report = Path(folder, "report.xml")
         options = ["-q", "-m", "gpu", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]

@@ -39,7 +39,7 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
 
-SECONDARY = "secondary: decides nothing"
+DECIDES_NOTHING = "secondary: decides nothing"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 Results = Mapping[str, float]
 Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
@@ -200,7 +200,7 @@ def compare_experiment(folder: Path) -> Comparison:
         for other, found in loaded.secondary(verdict, BASELINE, variant).items():
             bases = [results[other] for seed, results in runs if seed in seeds and other in results]
             if bases:
-                effects.append(Effect(other, statistics.fmean(bases), found, SECONDARY))
+                effects.append(Effect(other, statistics.fmean(bases), found, DECIDES_NOTHING))
     return Comparison({"": (groups, of_variants)}, [f"The rest of the report: lightning-llm ablate report {folder}"])
 
 

@@ -71,7 +71,7 @@ _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is fl
 _LOOKS = check(f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", _are_looks)
 _METRIC = check(f"{', '.join(METRICS[:-1])} or {METRICS[-1]}", lambda value: value in METRICS)
 _METRICS = check(f"different ones of {', '.join(METRICS)}", lambda value: _are_metrics(value))
-SECONDARY = list_of(_METRIC, len(METRICS))
+SECONDARY_METRICS = list_of(_METRIC, len(METRICS))
 _SEED = whole(0, LAST_SEED)
 _TUNE = {"option": _TUNED, "factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)}
 

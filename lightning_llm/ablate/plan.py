@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, SECONDARY, Experiment
+from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, SECONDARY_METRICS, Experiment
 from lightning_llm.ablate.idea import IDEA, Idea, idea_of, state_of_idea
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.next_runs import Added, Losses, RunKey, State, state_of
@@ -70,7 +70,7 @@ _FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS),
 _REPLAY = record({"difference": NUMBER, "source": TEXT})
 _REUSED = record({"runs": by_name(TEXT, min_fields=0), "replay": maybe(_REPLAY), "variants": BOOL})
 _OPTIONAL = {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256, "idea": IDEA}
-_OPTIONAL |= {"secondary": SECONDARY}
+_OPTIONAL |= {"secondary": SECONDARY_METRICS}
 _PLAN = record({**PLAN_FIELDS, **_FROZEN, "hash": SHA256}, _OPTIONAL)
 _VARIANTS = maybe(list_of(TEXT))
 _ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _VARIANTS}), MOST_ADDED)})

@@ -16,7 +16,7 @@ from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
-SECONDARY = (
+ABOUT_SECONDARY = (
     "Secondary metrics decide nothing: their intervals are adjusted for variants and looks, not for several metrics."
 )
 UNEQUAL = 0.01  # parameters that differ by more are reported
@@ -136,7 +136,7 @@ def _secondary_lines(rows: Sequence[tuple[str, Mapping[str, Any]]], units: Mappi
             within = "no interval" if found["interval"] is None else bounds(found["interval"])
             yield f"{name}, secondary: {metric} difference {signed(found['difference'])} ({within}) {units[metric]}."
     if units:
-        yield SECONDARY
+        yield ABOUT_SECONDARY
 
 
 def _further_in_words(further: Mapping[str, int | None], goal: str) -> str:

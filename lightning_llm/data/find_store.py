@@ -1,13 +1,14 @@
 """Which token store the ``data.*`` options of a run mean, and whether it still matches them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_llm.data.corpora import NAMED_CORPORA, is_named, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
-from lightning_llm.data.token_store import TokenStore, sha256, shards_of
+from lightning_llm.data.token_store import META, TokenStore, read_meta, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
-from lightning_llm.io.untrusted import file_name
+from lightning_llm.io.untrusted import file_in, file_name, read_json
 
 DEFAULT_CORPUS = "stdlib"
 
@@ -106,6 +107,40 @@ def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int) -> Pat
     if paths:
         words.append(sha256("\n".join(str(Path(path).expanduser().absolute()) for path in paths).encode())[:8])
     return Path("stores", file_name("-".join(words)))
+
+
+def vocab_size_of_store(store: Path) -> int | None:
+    """Number of ids of a store; ``None`` if it is not there."""
+    return read_json(file_in(store, META)).get("vocab_size") if (store / META).is_file() else None
+
+
+def vocab_size_of_text(corpus: str | None, path: str | None, tokenizer: str, vocab_size: int | None) -> int | None:
+    """Number of ids of a text that has no named store; ``None`` if the text may have to be downloaded.
+
+    The options are those of :func:`find_or_prepare`.
+    """
+    if tokenizer == "bpe":
+        return vocab_size
+    if tokenizer != "char":
+        return (Tokenizer.train_byte() if tokenizer == "byte" else Tokenizer.from_file(tokenizer)).vocab_size
+    text = str(path or corpus or DEFAULT_CORPUS)
+    if (of_store := vocab_size_of_store(default_store([text], tokenizer, 0))) is not None:
+        return of_store
+    if not path and text != DEFAULT_CORPUS:
+        return None
+    documents = open_corpus([text]).documents()
+    return Tokenizer.train_char(piece for document in documents for piece in document.pieces()).vocab_size
+
+
+def train_tokens_of(data: Mapping[str, Any]) -> int | None:
+    """Tokens of the training text of a config's ``data`` section; ``None`` if one of its stores is not there."""
+    text = str(data.get("path") or data.get("corpus") or DEFAULT_CORPUS)
+    tokenizer = str(data.get("tokenizer") or DEFAULT_TOKENIZER)
+    ids = data.get("vocab_size") or DEFAULT_VOCAB_SIZE
+    stores = data.get("mixture") or [data.get("store") or default_store([text], tokenizer, ids)]
+    if data.get("raw_dtype") or not all((Path(store) / META).is_file() for store in stores):
+        return None
+    return sum(int(read_meta(Path(store))["splits"]["train"]["tokens"]) for store in stores)
 
 
 def _check_source(store: TokenStore, corpus: str | None, path: str | None, tokenizer: str, vocab_size: int) -> None:

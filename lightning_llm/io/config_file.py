@@ -7,7 +7,7 @@ numbers of thousands of digits, large files.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import yaml
 
@@ -17,6 +17,7 @@ LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
 MOST_NODES = 100_000  # an alias counts as what it stands for
 DEEPEST = 40
 MOST_CHARACTERS = 1 << 20  # with what aliases stand for, and the whole name (a.b.c) of each value
+MOST = 2**40  # of any whole number
 _LONGEST_NUMBER = 100  # characters
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 SHIPPED = Path(__file__).parents[1] / "configs"  # in a clone a link
@@ -165,3 +166,57 @@ def merged(first: Section, second: Section) -> Section:
         else:
             options[name] = value
     return options
+
+
+def section_of(config: Section, name: str) -> Section:
+    """The options below a dotted name; none if the config does not have it.
+
+    Raises:
+        ValueError: It has something else there.
+    """
+    section: Any = config
+    for part in filter(None, name.split(".")):  # an empty name is the whole config
+        section = section.get(part, {})
+        if section is None:
+            return {}
+        if not isinstance(section, dict):
+            raise ValueError(f"{part} in the config must have options, got {shown(section)}")
+    return cast(Section, section)
+
+
+def whole_of(config: Section, name: str, default: Any = None, *, least: int = 1) -> Any:
+    """The whole number of a dotted name, or the default.
+
+    Raises:
+        ValueError: It is none, or is not from ``least`` to 2^40.
+    """
+    section, _, option = name.rpartition(".")
+    value = section_of(config, section).get(option, default)
+    if value is not default and (type(value) is not int or not least <= value <= MOST):
+        raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {shown(value)}")
+    return value
+
+
+def text_of(config: Section, name: str, default: Any = None) -> Any:
+    """The text of a dotted name, or the default.
+
+    Raises:
+        ValueError: It is none.
+    """
+    section, _, option = name.rpartition(".")
+    value = section_of(config, section).get(option)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a name, got {shown(value)}")
+    return default if value is None else value
+
+
+def class_of(config: Section, name: str, default: str) -> tuple[str, Section]:
+    """The path of a class and its arguments, from ``name: path`` or ``name: {class_path: path, init_args: …}``.
+
+    Raises:
+        ValueError: They are something else.
+    """
+    section, _, option = name.rpartition(".")
+    if isinstance(section_of(config, section).get(option), dict):
+        return text_of(config, f"{name}.class_path", default), section_of(config, f"{name}.init_args")
+    return text_of(config, name, default), {}

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 FLEX_BLOCK = 128  # queries, and keys, of one block of FlexAttention
+# Not the decoding kernel that torch takes below 128 queries: torch 2.11 has none there for grouped heads
+# (https://github.com/pytorch/pytorch/pull/185349)
+FLEX_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
 _Part = tuple[slice, slice, slice, slice]  # rows, key heads, queries, keys
 
 
@@ -80,7 +83,8 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
         (batch, heads, seq, head_dim).
     """
     if spans.blocks is not None:
-        out: Tensor = _flex()(query, key, value, block_mask=spans.blocks, enable_gqa=query.shape[1] != key.shape[1])
+        fields = {"block_mask": spans.blocks, "enable_gqa": query.shape[1] != key.shape[1]}
+        out: Tensor = _flex()(query, key, value, **fields, kernel_options=FLEX_OPTIONS)
         return out
     inputs = *(x.contiguous() for x in (query, key, value)), spans.start
     if torch.compiler.is_compiling():

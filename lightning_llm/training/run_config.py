@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.dial import OPTIONS, Dial, asked_in, dial, given_options, with_options
@@ -17,10 +17,20 @@ from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_featu
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, UNMEASURED, Measured, StepSettings
 from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
-from lightning_llm.io.config_file import Section, config_path, merged, read_config
+from lightning_llm.io.config_file import (
+    MOST,
+    Section,
+    class_of,
+    config_path,
+    merged,
+    read_config,
+    section_of,
+    text_of,
+    whole_of,
+)
 from lightning_llm.io.trust import add_trust_option, is_custom, is_import_path, refuse_custom
 from lightning_llm.io.units import byte_size
-from lightning_llm.io.untrusted import file_in, read_json, shown
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
 from lightning_llm.runs.options import flat
@@ -28,7 +38,6 @@ from lightning_llm.runs.options import flat
 # Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
 STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1}  # ours and torch's
 OWN, OF_TORCH = "lightning_llm.optim.", "torch.optim."
-MOST = 2**40  # of any whole number
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
 SIZES = {"context_length", "global_batch_size"}
 SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy")
@@ -102,17 +111,18 @@ def read_run(options: RunOptions) -> RunConfig:
     contents = []
     for file in map(Path, map(config_path, options.config)):
         contents.append(content := read_config(file))
-        raw, source = merged(raw, content), file if VOCABULARY & _section(content, "data").keys() else source
+        raw, source = merged(raw, content), file if VOCABULARY & section_of(content, "data").keys() else source
     raw, dialed, epochs = _dialed(contents, raw, options, source)
-    if not isinstance(document_mask := _section(raw, "data").get("document_mask", False), bool):
+    data = section_of(raw, "data")
+    if not isinstance(document_mask := data.get("document_mask", False), bool):
         raise ValueError(f"data.document_mask must be true or false, got {shown(document_mask)}")
-    if is_custom(path := _name(raw, "data.class_path", OWN)) and not _section(raw, "data").keys() >= SIZES:
+    if is_custom(path := text_of(raw, "data.class_path", OWN)) and not data.keys() >= SIZES:
         raise ValueError(f"data.class_path {path} is not run: add data.context_length and data.global_batch_size")
-    if is_custom(path := _name(raw, "model.class_path", OWN)):
+    if is_custom(path := text_of(raw, "model.class_path", OWN)):
         print(f"model.class_path {path} is counted as a LanguageModel: what it adds is left out", file=sys.stderr)
     config = _architecture(raw, options, source)
     device = None if options.device is None else device_from_part(options.device)
-    precision, reason = options.precision or _name(raw, "trainer.precision", "auto"), ""
+    precision, reason = options.precision or text_of(raw, "trainer.precision", "auto"), ""
     if precision == "auto":
         processor = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
         precision, reason = auto_precision(*processor)
@@ -120,11 +130,9 @@ def read_run(options: RunOptions) -> RunConfig:
     if not 1 <= world_size <= MOST:
         raise ValueError(f"--world-size must be from 1 to {MOST}, got {world_size}")
     kind = "cpu" if device is None else "cuda"
-    context_length = _whole(raw, "data.context_length", CONTEXT_LENGTH)
+    context_length = whole_of(raw, "data.context_length", CONTEXT_LENGTH)
     measured = _measured(config, precision, context_length)
-    optimizer = _optimizer(
-        raw, config, precision, measured, state_dtype=options.state_dtype, trust_code=options.trust_code
-    )
+    optimizer = _optimizer(raw, options, config, precision, measured)
     return RunConfig(
         raw=raw,
         dial=dialed,
@@ -132,13 +140,13 @@ def read_run(options: RunOptions) -> RunConfig:
         config=config,
         device=device,
         precision_reason=reason,
-        tf32=_section(raw, "trainer").get("tf32") is True,
+        tf32=section_of(raw, "trainer").get("tf32") is True,
         step=StepSettings(
             rows=1,
             context_length=context_length,
             precision=precision,
             device=kind,
-            loss_chunks=_whole(raw, "model.loss_chunks", least=0),
+            loss_chunks=whole_of(raw, "model.loss_chunks", least=0),
             document_mask=document_mask,
             state_per_parameter=optimizer.state_per_parameter,
             state_itemsize=STATE_BYTES[optimizer.state_dtype],
@@ -147,9 +155,9 @@ def read_run(options: RunOptions) -> RunConfig:
             world_size=world_size,
             gradient_views=options.gradient_views,
         ),
-        global_batch_size=_whole(raw, "data.global_batch_size", GLOBAL_BATCH_SIZE),
-        micro_batch_size=_whole(raw, "data.micro_batch_size"),
-        max_steps=max(0, _whole(raw, "trainer.max_steps", 0, least=-1)),
+        global_batch_size=whole_of(raw, "data.global_batch_size", GLOBAL_BATCH_SIZE),
+        micro_batch_size=whole_of(raw, "data.micro_batch_size"),
+        max_steps=max(0, whole_of(raw, "trainer.max_steps", 0, least=-1)),
         optimizer=optimizer,
         reserve=_reserve(raw, options.reserve, kind, world_size),
     )
@@ -166,7 +174,7 @@ def _dialed(
         return raw, None, None
     base: Section = {"data": {"context_length": CONTEXT_LENGTH, "global_batch_size": GLOBAL_BATCH_SIZE}}
     base = functools.reduce(merged, contents[: asked.base_configs], base)
-    context_length = _whole(raw, "data.context_length", CONTEXT_LENGTH)
+    context_length = whole_of(raw, "data.context_length", CONTEXT_LENGTH)
     known = {"model.architecture.vocab_size": _architecture(raw, options, source).vocab_size}
     found = dial(
         with_options(base, known),
@@ -176,67 +184,17 @@ def _dialed(
         measure=lambda config: _measured(config, "32-true", context_length),
     )
     raw = with_options(raw, found.options)
-    train_tokens = _train_tokens(raw)
+    from lightning_llm.data.find_store import train_tokens_of
+
+    train_tokens = train_tokens_of(section_of(raw, "data"))
     if train_tokens and not asked.repeat and (fault := found.epoch_fault(train_tokens)):
         raise ValueError(fault)
     return raw, found, found.tokens / train_tokens if train_tokens else None
 
 
-def _train_tokens(raw: Section) -> int | None:
-    """Tokens of the training text, if its stores exist."""
-    data = _section(raw, "data")
-    from lightning_llm.data.find_store import DEFAULT_CORPUS, default_store
-    from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
-    from lightning_llm.data.token_store import META, read_meta
-
-    text = str(data.get("path") or data.get("corpus") or DEFAULT_CORPUS)
-    tokenizer = str(data.get("tokenizer") or DEFAULT_TOKENIZER)
-    ids = data.get("vocab_size") or DEFAULT_VOCAB_SIZE
-    stores = data.get("mixture") or [data.get("store") or default_store([text], tokenizer, ids)]
-    if data.get("raw_dtype") or not all((Path(store) / META).is_file() for store in stores):
-        return None
-    return sum(int(read_meta(Path(store))["splits"]["train"]["tokens"]) for store in stores)
-
-
-def _section(raw: Section, name: str) -> Section:
-    """The options below a dotted name; none if the config does not have it."""
-    section: Any = raw
-    for part in name.split("."):
-        section = section.get(part, {})
-        if section is None:
-            return {}
-        if not isinstance(section, dict):
-            raise ValueError(f"{part} in the config must have options, got {shown(section)}")
-    return cast(Section, section)
-
-
-def _whole(raw: Section, name: str, default: Any = None, *, least: int = 1) -> Any:
-    section, _, option = name.rpartition(".")
-    value = _section(raw, section).get(option, default)
-    if value is not default and (type(value) is not int or not least <= value <= MOST):
-        raise ValueError(f"{name} must be a whole number from {least} to {MOST}, got {shown(value)}")
-    return value
-
-
-def _name(raw: Section, name: str, default: Any = None) -> Any:
-    section, _, option = name.rpartition(".")
-    value = _section(raw, section).get(option)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} must be a name, got {shown(value)}")
-    return default if value is None else value
-
-
-def _class(raw: Section, name: str, default: str) -> tuple[str, Section]:
-    """The path of a class and its arguments, from ``name: path`` or ``name: {class_path: path, init_args: …}``."""
-    section, _, option = name.rpartition(".")
-    if isinstance(_section(raw, section).get(option), dict):
-        return _name(raw, f"{name}.class_path", default), _section(raw, f"{name}.init_args")
-    return _name(raw, name, default), {}
-
-
 def _architecture(raw: Section, options: RunOptions, source: Path) -> ModelConfig:
     vocab_size = options.vocab_size
-    fields = dict(_section(raw, "model.architecture"))
+    fields = dict(section_of(raw, "model.architecture"))
     if vocab_size is not None:
         fields["vocab_size"] = vocab_size
     elif fields.get("vocab_size") is None:
@@ -247,34 +205,19 @@ def _architecture(raw: Section, options: RunOptions, source: Path) -> ModelConfi
     return config_of_file(fields, "the config", trust_code=options.trust_code)
 
 
-def _vocab_size_of_data(raw: Section, source: Path) -> Any:
+def _vocab_size_of_data(raw: Section, source: Path) -> int | None:
     """From the store, the run, the tokenizer or the text, whichever has it first; ``None``: none of them."""
-    data, store = _section(raw, "data"), _name(raw, "data.store")
-    if store and (of_store := _vocab_size_of_store(Path(store))) is not None:
+    from lightning_llm.data.find_store import vocab_size_of_store, vocab_size_of_text
+
+    store, data = text_of(raw, "data.store"), section_of(raw, "data")
+    if store and (of_store := vocab_size_of_store(Path(store))) is not None:
         return of_store
     if (of_run := _vocab_size_of_run(source)) is not None:
         return of_run
-    tokenizer, path = _name(raw, "data.tokenizer"), data.get("path")
-    if tokenizer is None or tokenizer == "bpe" or is_custom(_name(raw, "data.class_path", OWN)):
-        return data.get("vocab_size") if tokenizer == "bpe" else None
-    from lightning_llm.data.corpora import open_corpus
-    from lightning_llm.data.find_store import DEFAULT_CORPUS, default_store
-    from lightning_llm.data.tokenizers import Tokenizer
-
-    if tokenizer != "char":
-        return (Tokenizer.train_byte() if tokenizer == "byte" else Tokenizer.from_file(tokenizer)).vocab_size
-    text = str(path or data.get("corpus") or DEFAULT_CORPUS)
-    if (of_store := _vocab_size_of_store(default_store([text], tokenizer, 0))) is not None:
-        return of_store
-    if not path and text != DEFAULT_CORPUS:
-        return None  # it may have to be downloaded
-    documents = open_corpus([text]).documents()
-    return Tokenizer.train_char(piece for document in documents for piece in document.pieces()).vocab_size
-
-
-def _vocab_size_of_store(store: Path) -> int | None:
-    is_there = (store / "meta.json").is_file()
-    return read_json(file_in(store, "meta.json")).get("vocab_size") if is_there else None
+    tokenizer = text_of(raw, "data.tokenizer")
+    if tokenizer is None or (tokenizer != "bpe" and is_custom(text_of(raw, "data.class_path", OWN))):
+        return None
+    return vocab_size_of_text(data.get("corpus"), data.get("path"), tokenizer, data.get("vocab_size"))
 
 
 def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:
@@ -299,20 +242,18 @@ def _vocab_size_of_run(config: Path) -> int | None:
     return None
 
 
-def _optimizer(
-    raw: Section, config: ModelConfig, precision: str, measured: Measured, *, state_dtype: str | None, trust_code: bool
-) -> Optimizer:
-    """What a RunConfig says about the optimizer and its state; ``state_dtype`` is --state-dtype."""
-    path, arguments = _class(raw, "model.optimizer", f"{OWN}AdamW")
+def _optimizer(raw: Section, options: RunOptions, config: ModelConfig, precision: str, measured: Measured) -> Optimizer:
+    """What a RunConfig says about the optimizer and its state."""
+    path, arguments = class_of(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
     is_known = name in STATE_PER_PARAMETER and ("." not in path or path.startswith((OWN, OF_TORCH)))
     if not is_known:
-        return Optimizer(name, False, _measured_state(path, arguments, config, precision, trust_code), None)
-    dtype = state_dtype or _name({"optimizer": arguments}, "optimizer.state_dtype")
+        return Optimizer(name, False, _measured_state(path, arguments, config, precision, options.trust_code), None)
+    dtype = options.state_dtype or text_of(arguments, "state_dtype")
     if dtype not in STATE_BYTES:
         raise ValueError(f"state_dtype {shown(dtype)} is not covered: write bfloat16, or leave it out")
     is_own, is_muon = name == "AdamW" and path.startswith(OWN), name == "MuonAdamW"
-    if dtype is not None and not is_own and not (is_muon and state_dtype is None):
+    if dtype is not None and not is_own and not (is_muon and options.state_dtype is None):
         instead = "give it in the config's init_args" if is_muon else "leave it out, or change that"
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
@@ -337,7 +278,7 @@ def _measured_state(path: str, arguments: Section, config: ModelConfig, precisio
 
 def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:
     """What tensors do not get; ``reserve`` is --reserve."""
-    size = _name(raw, "model.memory_reserve")
+    size = text_of(raw, "model.memory_reserve")
     try:
         return reserve_for(kind, world_size, byte_size(size) if reserve is None and size is not None else reserve)
     except ValueError as error:
@@ -345,7 +286,7 @@ def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> R
 
 
 def _strategy(raw: Section) -> str:
-    name, arguments = _class(raw, "trainer.strategy", "")
+    name, arguments = class_of(raw, "trainer.strategy", "")
     if name.rpartition(".")[2] not in SHARDING:
         return "ddp"
     is_deferred = name == "fsdp2_deferred" or arguments.get("defer_reduction") is True
@@ -353,7 +294,7 @@ def _strategy(raw: Section) -> str:
 
 
 def _world_size(raw: Section) -> int:
-    devices, nodes = _section(raw, "trainer").get("devices"), _whole(raw, "trainer.num_nodes", 1)
+    devices, nodes = section_of(raw, "trainer").get("devices"), whole_of(raw, "trainer.num_nodes", 1)
     if isinstance(devices, int | str) and re.fullmatch("[0-9]{1,9}", str(devices)):
         return int(nodes) * max(1, int(devices))
     return int(nodes)

@@ -14,7 +14,7 @@ from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.screen import show_report
-from lightning_llm.ablate.words import SECONDARY, cost_lines, noise_lines, verdict_lines
+from lightning_llm.ablate.words import ABOUT_SECONDARY, cost_lines, noise_lines, verdict_lines
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
 from tests.ablate.conftest import work
@@ -307,7 +307,7 @@ def test_secondary_metrics_have_intervals_and_decide_nothing(experiment, capsys)
     line = f"a, secondary: recall_loss difference {found['difference']:+.4f} ({low:+.4f} to {high:+.4f}) nats/token."
     assert line in said
     assert "lost, secondary: recall_loss difference – (no interval) nats/token." in said
-    assert said.count(SECONDARY) == 1
+    assert said.count(ABOUT_SECONDARY) == 1
     assert line in (plan.out / "report.html").read_text()
     assert main(["compare", str(plan.out)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "recall loss +0.50" in line]

@@ -4,7 +4,13 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.data import find_store
-from lightning_llm.data.find_store import default_store, find_or_prepare
+from lightning_llm.data.find_store import (
+    default_store,
+    find_or_prepare,
+    train_tokens_of,
+    vocab_size_of_store,
+    vocab_size_of_text,
+)
 from lightning_llm.data.formats import TextFile
 from lightning_llm.data.prepare import prepare_store
 from lightning_llm.data.splits import Shard
@@ -204,3 +210,26 @@ def test_a_long_or_strange_name_of_a_text_is_that_of_one_folder():
         assert store.parent == Path("stores")
         assert len(store.name.encode()) <= 120
         assert store.name.isprintable()
+
+
+def test_the_vocabulary_of_a_text_before_it_is_prepared(text):
+    assert vocab_size_of_store(Path("stores", "none")) is None
+    assert vocab_size_of_text(None, text, "char", None) == len(set(TEXT))
+    assert vocab_size_of_text(None, text, "byte", None) == find_or_prepare(path=text, tokenizer="byte").vocab_size
+    assert vocab_size_of_text(None, text, "bpe", 300) == 300
+    assert vocab_size_of_text("shakespeare", None, "char", None) is None
+    prepared = find_or_prepare(path=text, tokenizer="char")
+    assert vocab_size_of_store(prepared.path) == prepared.vocab_size
+    Path(text).write_text("ab")  # the store is what is asked first
+    assert vocab_size_of_text(None, text, "char", None) == prepared.vocab_size
+
+
+def test_the_training_tokens_of_a_text_are_known_once_it_is_prepared(text):
+    data = {"path": text, "tokenizer": "char"}
+    assert train_tokens_of(data) is None
+    prepared = find_or_prepare(path=text, tokenizer="char")
+    tokens = prepared.splits["train"].tokens
+    assert train_tokens_of(data) == train_tokens_of({"store": str(prepared.path)}) == tokens
+    assert train_tokens_of({"mixture": {str(prepared.path): 1.0}}) == tokens
+    assert train_tokens_of({"mixture": {str(prepared.path): 1.0, "none": 1.0}}) is None
+    assert train_tokens_of({**data, "raw_dtype": "uint16"}) is None

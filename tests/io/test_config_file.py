@@ -6,7 +6,15 @@ import re
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.io.config_file import HostileYAMLError, check_yaml, read_config
+from lightning_llm.io.config_file import (
+    HostileYAMLError,
+    check_yaml,
+    class_of,
+    read_config,
+    section_of,
+    text_of,
+    whole_of,
+)
 
 TWICE = "trainer:\n  max_steps: 3\n  accelerator: cpu\n  max_steps: 4\n"
 
@@ -174,3 +182,33 @@ def test_every_command_names_file_key_and_lines(words, tmp_path, monkeypatch, er
 def test_a_value_of_an_option_is_read_as_strictly(words, error_line):
     assert main(["check", words]) == 2
     assert "is given twice, in line 1" in error_line()
+
+
+def test_values_by_their_dotted_names():
+    arguments = {"lr": 0.1}
+    config = {
+        "a": {"b": {"c": 3, "d": "x", "e": None}, "f": None},
+        "g": {"class_path": "my.Own", "init_args": arguments},
+    }
+    assert section_of(config, "a.b") == config["a"]["b"]
+    assert section_of(config, "a.f") == section_of(config, "a.z") == {}
+    assert (whole_of(config, "a.b.c"), whole_of(config, "a.b.z", 7)) == (3, 7)
+    assert (text_of(config, "a.b.d"), text_of(config, "a.b.e", "default")) == ("x", "default")
+    assert class_of(config, "g", "none") == ("my.Own", arguments)
+    assert class_of(config, "a.b.d", "none") == ("x", {})
+    assert class_of(config, "z", "none") == ("none", {})
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "says"),
+    [
+        (section_of, "a.d", "d in the config must have options, got 'x'"),
+        (whole_of, "a.d", "a.d must be a whole number from 1 to 1099511627776, got 'x'"),
+        (whole_of, "a.c", "a.c must be a whole number from 1 to .*, got 0"),
+        (whole_of, "a.t", "a.t must be a whole number from 1 to .*, got True"),
+        (text_of, "a.c", "a.c must be a name, got 0"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(read, name, says):
+    with pytest.raises(ValueError, match=says):
+        read({"a": {"c": 0, "d": "x", "t": True}}, name)
