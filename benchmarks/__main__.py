@@ -20,7 +20,7 @@ BENCHES = {
     "ablate": "whether verdicts, tuning and workers keep their promises (--shapes, --seed of the kills)",
     "stream": "which ideas of a stream the rule adopts: useless ones, and true ones (--shapes)",
     "mup": "whether a learning rate fits wider models, with mup and without (--shapes, --text FILE)",
-    "ladder": "whether the dial (--size) carries learning rates from one size to another (--shapes transfer)",
+    "ladder": "whether --size carries learning rates from one size to another (--shapes transfer)",
     "initial-values": "how far the losses of two models differ by chance, with initial values by name and without",
     "data": "speed and memory of prepare, for each tokenizer",
     "faults": "random kills, full disks, damaged files and so on, and their cost (--rounds: total, --seed)",

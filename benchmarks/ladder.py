@@ -1,7 +1,7 @@
-"""``python -m benchmarks ladder``: does the dial (``--size``) carry a learning rate from one size to another?
+"""``python -m benchmarks ladder``: does ``--size`` carry a learning rate from one size to another?
 
-``transfer`` trains each size at five learning rates a factor of 1.41 apart around the dial's own, with two seeds, on
-the characters of Python's standard library. Of each optimizer it reports the best rate in octaves above the dial's, and
+``transfer`` trains each size at five learning rates a factor of 1.41 apart around that of ``--size``, with two seeds,
+on the characters of Python's standard library. Of each optimizer it reports the best rate in octaves above that, and
 its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval. ``transfer=25k,50k`` has
 other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam.
 
@@ -34,7 +34,7 @@ from scipy import stats
 from benchmarks import parts
 from benchmarks.commands import ROOT
 from benchmarks.runs import fit
-from lightning_llm.accounting.dial import LR, Dial, dial, parse_size, with_options
+from lightning_llm.accounting.sizing import LR, Sizing, parse_size, sizing_for, with_options
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Row
@@ -89,20 +89,20 @@ def run(request: Request) -> Iterator[Row]:
         return
     folder, variants = Path("runs/ladder-transfer").absolute(), request.chosen(VARIANTS)
     store = find_or_prepare(corpus="stdlib", tokenizer="char", store=str(folder / "store"))
-    dials: dict[tuple[str, int], Dial] = {}
+    sizings: dict[tuple[str, int], Sizing] = {}
     for name in variants:
         base = with_options(read_config(CONFIG), {**DATA, "data.store": str(store.path), **VARIANTS[name]})
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
         known = with_options(base, {"model.architecture.vocab_size": store.vocab_size})
-        dials |= {(name, size): dial(known, size) for size in request.sizes}
+        sizings |= {(name, size): sizing_for(known, size) for size in request.sizes}
 
     def loss(job: tuple[tuple[str, int], float, int]) -> float:
         (name, size), factor, seed = job
         words = [f"--config={folder / f'{name}.yaml'}", f"--size={size}", f"--seed_everything={seed}"]
-        words += [f"--data.seed={seed}", f"--{LR}={dials[name, size].options[LR] * factor:.4g}"]
+        words += [f"--data.seed={seed}", f"--{LR}={sizings[name, size].options[LR] * factor:.4g}"]
         return _finished([*words, *request.options.fit_options], folder / f"{name},{size},{factor:.2f},seed={seed}")
 
-    jobs = list(itertools.product(dials, FACTORS, SEEDS))
+    jobs = list(itertools.product(sizings, FACTORS, SEEDS))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         losses = dict(zip(jobs, pool.map(loss, jobs), strict=True))
     for name in variants:
@@ -111,11 +111,11 @@ def run(request: Request) -> Iterator[Row]:
             own = [[losses[(name, size), factor, seed] for factor in FACTORS] for seed in SEEDS]
             best.append([_lowest(each) for each in own])
             means = np.mean(own, axis=0)
-            fields: dict[str, Any] = {"best_lr": dials[name, size].options[LR] * FACTORS[int(means.argmin())]}
+            fields: dict[str, Any] = {"best_lr": sizings[name, size].options[LR] * FACTORS[int(means.argmin())]}
             fields |= {"val_loss": float(means.min()), "octaves": float(np.mean(best[-1])), "losses": own}
             if size == request.sizes[-1]:
-                fields |= _tilt([dials[name, each].flops or 0 for each in request.sizes], best)
-            yield request.row(f"{name}: {size:,}", parameters=size, flops=dials[name, size].flops, **fields)
+                fields |= _tilt([sizings[name, each].flops or 0 for each in request.sizes], best)
+            yield request.row(f"{name}: {size:,}", parameters=size, flops=sizings[name, size].flops, **fields)
 
 
 def _finished(words: Sequence[str], folder: Path) -> float:
@@ -134,7 +134,7 @@ def _finished(words: Sequence[str], folder: Path) -> float:
 
 
 def _lowest(losses: Sequence[float]) -> float:
-    """Where the parabola through the losses is lowest, in octaves above the dial's rate; the grid's edge at most."""
+    """Where the parabola through the losses is lowest, in octaves above that of ``--size``; the grid's edge at most."""
     octaves = np.log2(FACTORS)
     curve, line, _ = np.polyfit(octaves, losses, 2)
     lowest = -line / (2 * curve) if curve > 0 else octaves[int(np.argmin(losses))]
@@ -205,7 +205,7 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """Loss against the learning rate relative to the dial's; or shares of intervals."""
+    """Loss against the learning rate relative to that of ``--size``; or shares of intervals."""
     if rows[0].shape == COVERAGE:
         bar_plot(Measure("covered", 100, "intervals of 90% that hold the truth, %"), by=("shape",))(rows, path, title)
         return
@@ -213,7 +213,9 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
         (axis,) = np.ravel(axes)
         for row in rows:
             axis.plot(FACTORS, np.mean(row.losses, axis=0), marker="o", ms=3, label=row.variant)
-        axis.set(xlabel="learning rate / dial's", xscale="log", ylabel=f"validation loss, nats/character{LOWER}")
+        axis.set(
+            xlabel="learning rate / --size's", xscale="log", ylabel=f"validation loss, nats/character{LOWER}"
+        )
         axis.legend(fontsize=8.5)
 
 
@@ -226,7 +228,7 @@ BENCH = Bench(
     columns={
         "best rate": ("best_lr", 1, ".4f"),
         "loss there": ("val_loss", 1, ".4f"),
-        "octaves above the dial": ("octaves", 1, "+.2f"),
+        "octaves above --size": ("octaves", 1, "+.2f"),
         "tilt per 4x": ("tilt", 1, "+.2f"),
         "from": ("tilt_low", 1, "+.2f"),
         "to": ("tilt_high", 1, "+.2f"),
@@ -238,7 +240,7 @@ BENCH = Bench(
     },
     draw=draw,
     files=(
-        *("lightning_llm/accounting/dial.py", "lightning_llm/statistics/extrapolation.py"),
+        *("lightning_llm/accounting/sizing.py", "lightning_llm/statistics/extrapolation.py"),
         *("lightning_llm/model", "lightning_llm/optim", "configs"),
     ),
     check=check,

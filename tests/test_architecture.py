@@ -67,7 +67,7 @@ LINE_CAP = 400
 CODE_LINES = 25_857  # with streams, recall, seven parts of recent papers, parts of single layers, and `same`
 FILES = 263
 ALL_LINES = 41_083
-BENCHMARK_LINES = 6_000  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
+BENCHMARK_LINES = 6_035  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
 SMALL = "make something else unnecessary, or raise the limit and say why in the commit (CONTRIBUTING.md)"
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 

@@ -18,7 +18,7 @@ from typing import Any
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import LOOKS, MOST_PAIRS, Experiment, experiment_of
 from lightning_llm.ablate.plan import read_hashed, write_hashed
-from lightning_llm.accounting.dial import parse_size
+from lightning_llm.accounting.sizing import parse_size
 from lightning_llm.io.schema import (
     BOOL,
     NUMBER,

@@ -148,7 +148,7 @@ class Setup:
         base = self.arms[BASELINE]
         if (flops := flops_of(base)) is None:
             raise ValueError("the baseline has parts whose FLOPs cannot be counted: a ladder needs the FLOPs of a run")
-        size_options = base.trainer.dial.options
+        size_options = base.trainer.sizing.options
         for name, options in self.experiment.variants.items():
             if changed := [option for option in options if option in size_options]:
                 raise ValueError(f"{name} changes {changed[0]}, which size sets at each size: leave it out")

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
-from lightning_llm.accounting.dial import Dial
 from lightning_llm.accounting.extrapolated_memory import step_points
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Device, Reserve, matmul_dtype
@@ -12,6 +11,7 @@ from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
+from lightning_llm.accounting.sizing import Sizing
 from lightning_llm.io.config_file import Section
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN
@@ -53,7 +53,7 @@ class RunConfig:
         max_steps: From the config; 0: it does not say.
         optimizer: What it holds.
         reserve: Memory of each device that tensors do not get.
-        dial: What ``size`` set, if it was given.
+        sizing: What ``size`` set, if it was given.
         epochs: Then how often the run reads the training text; ``None``: the store does not exist yet.
     """
 
@@ -68,7 +68,7 @@ class RunConfig:
     max_steps: int
     optimizer: Optimizer
     reserve: Reserve
-    dial: Dial | None = None
+    sizing: Sizing | None = None
     epochs: float | None = None
 
     @property
@@ -128,8 +128,8 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
             "optimizer": ADAMW_FLOPS * sum(counts.values()) if run.optimizer.name in ("AdamW", "Adam") else None,
         },
     }
-    if run.dial is not None:
-        report["dial"] = {**dataclasses.asdict(run.dial), "epochs": run.epochs}
+    if run.sizing is not None:
+        report["sizing"] = {**dataclasses.asdict(run.sizing), "epochs": run.epochs}
     if run.device is not None:
         report["time"] = _time(run, run.device, flops.model, utilization)
     if memory is not None:

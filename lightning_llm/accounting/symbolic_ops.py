@@ -222,7 +222,7 @@ class Operators(Graph):
         """Memory-optimized SwiGLU; ``saves`` is true at level 0."""
         itemsizes = self.matmul_size, weights[0].itemsize
         has_norm = weights[3] is not None
-        is_whole = sizes.prefers_whole(*shape, *itemsizes, self.device, keep=saves, has_norm=has_norm)
+        is_whole = sizes.prefers_whole(*shape, *itemsizes, self.device, saves=saves, has_norm=has_norm)
         run = self._swiglu_whole if is_whole else self._swiglu_tiles
         return run(x, weights, shape, saves)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.accounting.dial import OPTIONS as DIAL
+from lightning_llm.accounting.sizing import OPTIONS as SIZE_OPTIONS
 from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config
@@ -74,7 +74,7 @@ def _check_option(name: str) -> None:
         raise ValueError(f"{shown(name)} is not an option: a config is given with --config {name}")
     top, dot, _ = name.removeprefix("--").partition(".")
     top = top.removesuffix("+")
-    known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *DIAL[:2], *SECTIONS))]
+    known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *SIZE_OPTIONS[:2], *SECTIONS))]
     if top in SECTIONS if dot else any(each.startswith(name) for each in known):  # the parser accepts abbreviations
         return
     options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])

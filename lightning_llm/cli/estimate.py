@@ -42,12 +42,15 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
     settings, memory, flops = report["settings"], report["memory"], report["flops"]
     lines = [in_words(report), "", _step_in_words(settings), *report["notes"]]
-    if dial := report.get("dial"):
-        lines += ["", f"size {dial['size']:,} sets, from the base config"]
-        lines += [_line(name, f"{value:,}") for name, value in dial["options"].items()]
-        epochs = "known when the store exists" if dial["epochs"] is None else f"{dial['epochs']:.2f}"
-        figures = {"parameters without embeddings and head": f"{dial['parameters']:,}", "tokens": f"{dial['tokens']:,}"}
-        figures |= {"epochs over the training text": epochs, "FLOPs of the run, head included": f"{dial['flops']:.4g}"}
+    if sized := report.get("sizing"):
+        lines += ["", f"size {sized['size']:,} sets, from the base config"]
+        lines += [_line(name, f"{value:,}") for name, value in sized["options"].items()]
+        epochs = "known when the store exists" if sized["epochs"] is None else f"{sized['epochs']:.2f}"
+        figures = {
+            "parameters without embeddings and head": f"{sized['parameters']:,}",
+            "tokens": f"{sized['tokens']:,}",
+        }
+        figures |= {"epochs over the training text": epochs, "FLOPs of the run, head included": f"{sized['flops']:.4g}"}
         lines += ["what follows from it", *starmap(_line, figures.items())]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]

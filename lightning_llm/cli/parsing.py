@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import Path as ParsersPath
 
-from lightning_llm.accounting.dial import OPTIONS as DIAL
+from lightning_llm.accounting.sizing import OPTIONS as SIZE_OPTIONS
 from lightning_llm.cli.command_line import SECTIONS, SINGLE_OPTIONS, configs_in, option_values
 from lightning_llm.io import trust
 from lightning_llm.io.config_file import check_yaml, parse_yaml, read_config
@@ -37,7 +37,7 @@ def check_configs(words: Sequence[str]) -> list[str]:
         ValueError: A config is invalid.
         OSError: It cannot be read.
     """
-    known = (*SECTIONS, *SINGLE_OPTIONS, *DIAL)
+    known = (*SECTIONS, *SINGLE_OPTIONS, *SIZE_OPTIONS)
     for file in map(Path, configs_in(words)):
         for name, value in read_config(file).items() if file.exists() else ():
             if name not in known:

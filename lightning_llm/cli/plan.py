@@ -59,7 +59,7 @@ def run_plan(options: argparse.Namespace) -> None:
     size = shown_size(memory)
     rows = f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step"
     print(f"{rows}, {step.precision}, on {step.world_size} × {cost.device.name} with {size} each")
-    for note in (*([run.dial.in_words()] if run.dial else []), *run.notes):
+    for note in (*([run.sizing.in_words()] if run.sizing else []), *run.notes):
         print(note)
     if run.precision_reason:
         print(f"precision auto is {step.precision}: {run.precision_reason}")

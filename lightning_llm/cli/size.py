@@ -1,7 +1,7 @@
-"""``size`` of a training command: the dial's options become words of the command line, before anything is made.
+"""``size`` of a training command: the options that it sets become words of the command line, before anything is made.
 
 What follows the base config, later configs and the command line, is the user's and wins. The parser gets the resolved
-options, so a run's ``config.yaml`` has them and no ``size``: it starts the same run again, whatever the dial does then.
+options, so a run's ``config.yaml`` has them and no ``size``: it starts the same run again, even if the rules change.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.accounting import dial
+from lightning_llm.accounting import sizing
 from lightning_llm.cli import parsing
 from lightning_llm.cli.command_line import CONFIG_OPTIONS, configs_in, option_values
 from lightning_llm.cli.early_checks import WHOLE_SECTIONS
@@ -26,15 +26,15 @@ def add_options(parser: Any) -> None:
     """Add ``size`` and what belongs to it. None of them is in a run's config."""
     about = "Set the model and its training by this number of parameters, such as ``100k``, from the base config."
     parser.add_argument("--size", type=int | str | None, default=SUPPRESS, help=about)
-    about = f"With ``size``: tokens of the run for each parameter. Default: {dial.TOKENS_PER_PARAMETER:g}."
+    about = f"With ``size``: tokens of the run for each parameter. Default: {sizing.TOKENS_PER_PARAMETER:g}."
     parser.add_argument("--tokens_per_parameter", type=float | None, default=SUPPRESS, help=about)
-    about = f"With ``size``: accept more than {dial.MOST_EPOCHS} epochs over the data."
+    about = f"With ``size``: accept more than {sizing.MOST_EPOCHS} epochs over the data."
     parser.add_argument("--repeat", type=bool | None, default=SUPPRESS, help=about)
 
 
-def with_dial(
+def with_sizing(
     words: Sequence[str], parser: Any, of_command: Any, say: Callable[[str], None]
-) -> tuple[list[str], dial.Dial | None]:
+) -> tuple[list[str], sizing.Sizing | None]:
     """The words of a command with the options that ``size`` sets, if it is given.
 
     Args:
@@ -55,10 +55,10 @@ def with_dial(
         return dict(json.loads(of_command.dump(parsed[parsed.subcommand], format="json")))
 
     contents = [read_config(Path(file)) if Path(file).is_file() else {} for file in configs_in(words)]
-    own = {name: option_values(words, f"--{name}") for name in dial.OPTIONS}
+    own = {name: option_values(words, f"--{name}") for name in sizing.OPTIONS}
     typed = {name: parse_yaml(values[-1]) for name, values in own.items() if values}
-    asked = dial.asked_in(contents, typed | ({"repeat": True} if "--repeat" in words else {}))
-    rest = [word for word in words if word.partition("=")[0].removeprefix("--") not in dial.OPTIONS]
+    asked = sizing.asked_in(contents, typed | ({"repeat": True} if "--repeat" in words else {}))
+    rest = [word for word in words if word.partition("=")[0].removeprefix("--") not in sizing.OPTIONS]
     if asked is None:
         return rest, None
     if option_values(words, "--ckpt_path") and Path(configs_in(words)[-1]).name == CONFIG:
@@ -67,11 +67,11 @@ def with_dial(
     names = {name for content in contents[asked.base_configs :] for name in flat(content)}
     names |= {name for word in rest[1:] if word not in files for name in _typed(word)}
     resolved = resolve(rest)
-    found = dial.dial(
+    found = sizing.sizing_for(
         resolve([rest[0], *files[: asked.base_configs]]),
         asked.size,
         asked.tokens_per_parameter,
-        given=dial.given_options(resolved, names),
+        given=sizing.given_options(resolved, names),
         measure=lambda config: measure_parts(config, "32-true", resolved["data"]["context_length"]),
     )
     say(f"lightning-llm {words[0]}: {found.in_words()}")

@@ -25,8 +25,8 @@ from jsonargparse import set_parsing_settings
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from lightning_llm.accounting.dial import OPTIONS
 from lightning_llm.accounting.plan_report import chosen_options, described
+from lightning_llm.accounting.sizing import OPTIONS
 from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, size
@@ -119,7 +119,7 @@ class TrainingCLI(LightningCLI):
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
         self.experiment, self._words = command_line.experiment_of(words), words
         try:
-            words, self.dial = size.with_dial(words, parser, self._parser(command), say)
+            words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
             self.config = parsing.parse(parser, words)
         except argparse.ArgumentError as error:
             options = self._parser(command).get_defaults().keys()
@@ -206,7 +206,7 @@ class TrainingCLI(LightningCLI):
             devices = options.get("devices")
             raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
-        trainer.dial = self.dial
+        trainer.sizing = self.sizing
         own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved), StatusFile()]
         trainer.callbacks[:0] = own  # type: ignore[attr-defined]
         if trainer.run_directory.experiment is None:

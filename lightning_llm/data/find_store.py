@@ -8,7 +8,7 @@ from lightning_llm.data.corpora import NAMED_CORPORA, is_named, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
 from lightning_llm.data.token_store import META, TokenStore, read_meta, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
-from lightning_llm.io.untrusted import file_in, file_name, read_json
+from lightning_llm.io.untrusted import file_name
 
 DEFAULT_CORPUS = "stdlib"
 
@@ -109,23 +109,16 @@ def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int) -> Pat
     return Path("stores", file_name("-".join(words)))
 
 
-def vocab_size_of_store(store: Path) -> int | None:
-    """Number of ids of a store; ``None`` if it is not there."""
-    return read_json(file_in(store, META)).get("vocab_size") if (store / META).is_file() else None
+def vocab_size_of_text(corpus: str | None, path: str | None, tokenizer: str) -> int | None:
+    """Number of ids with ``char``, ``byte`` or a ``tokenizer.json``; ``None`` if the text may have to be downloaded.
 
-
-def vocab_size_of_text(corpus: str | None, path: str | None, tokenizer: str, vocab_size: int | None) -> int | None:
-    """Number of ids of a text that has no named store; ``None`` if the text may have to be downloaded.
-
-    The options are those of :func:`find_or_prepare`.
+    The options are those of :func:`find_or_prepare`; a text that is prepared is not read again.
     """
-    if tokenizer == "bpe":
-        return vocab_size
     if tokenizer != "char":
         return (Tokenizer.train_byte() if tokenizer == "byte" else Tokenizer.from_file(tokenizer)).vocab_size
     text = str(path or corpus or DEFAULT_CORPUS)
-    if (of_store := vocab_size_of_store(default_store([text], tokenizer, 0))) is not None:
-        return of_store
+    if ((store := default_store([text], tokenizer, 0)) / META).is_file():
+        return int(read_meta(store)["vocab_size"])
     if not path and text != DEFAULT_CORPUS:
         return None
     documents = open_corpus([text]).documents()

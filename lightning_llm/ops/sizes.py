@@ -91,21 +91,21 @@ def prefers_whole(
     weight_itemsize: int,
     device: str,
     *,
-    keep: bool,
+    saves: bool,
     has_norm: bool,
 ) -> bool:
     """Whether SwiGLU has so few tokens that its tiles could need more memory than plain linear layers.
 
     These hold six matrices (tokens, intermediate) in backward of the gating, or five and a weight gradient. Tiles hold
     three weight gradients, dx and their buffers, possibly in addition to gradients of earlier micro-batches.
-    ``itemsize`` is that of the matmuls' factors, ``keep`` whether g and u are saved, ``has_norm`` whether the norm is
+    ``itemsize`` is that of the matmuls' factors, ``saves`` whether g and u are saved, ``has_norm`` whether the norm is
     part of it.
     """
     rows = backward_rows(tokens, width, itemsize, device, weight_itemsize)
     columns = chunk_columns(rows, width, itemsize, device)
     plain = max(6 * tokens * width * itemsize, 5 * tokens * width * itemsize + hidden * width * weight_itemsize)
     sums = 3 * hidden * width * (weight_itemsize if rows >= tokens else max(4, weight_itemsize))
-    tiles = ((3 if keep else 5) * rows * columns + (2 * tokens * width if keep else 0)) * itemsize
+    tiles = ((3 if saves else 5) * rows * columns + (2 * tokens * width if saves else 0)) * itemsize
     casts = 4 * columns * hidden * itemsize if weight_itemsize != itemsize else 0
     wide = 2 * rows * hidden * 4  # a block of dx in float32, and that of one chunk
     norm = rows * hidden * itemsize + 3 * min(rows, norm_rows(hidden, device)) * hidden * 4 if has_norm else 0

@@ -115,23 +115,23 @@ def memory_optimized_swiglu(
         x, weights = rms_norm(x, norm_weight, norm_eps), weights._replace(norm=None)
     if is_empty:
         return swiglu_reference(x, *weights[:3])
-    save = checkpoint_level == 0
+    saves = checkpoint_level == 0
     needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *weights))
     if torch.compiler.is_compiling():
-        y: Tensor = _operator(x, *weights, *options, save and needs_grad)[0]
+        y: Tensor = _operator(x, *weights, *options, saves and needs_grad)[0]
     elif not needs_grad:
-        y = tiles.swiglu_forward(x, weights, options, save=False)[0]
-    elif _prefers_whole(x, weights, options, keep=save):
-        y = _swiglu_of_few_tokens(x, weights, options, save=save)
+        y = tiles.swiglu_forward(x, weights, options, saves=False)[0]
+    elif _prefers_whole(x, weights, options, saves=saves):
+        y = _swiglu_of_few_tokens(x, weights, options, saves=saves)
     else:
-        y = _SwiGLU.apply(x, *weights, *options, save)  # type: ignore[no-untyped-call]
+        y = _SwiGLU.apply(x, *weights, *options, saves)  # type: ignore[no-untyped-call]
     return y
 
 
-def _prefers_whole(x: Tensor, weights: Weights, options: Options, *, keep: bool) -> bool:
+def _prefers_whole(x: Tensor, weights: Weights, options: Options, *, saves: bool) -> bool:
     (width, hidden), sizes_of = weights.gate.shape, (options.dtype.itemsize, weights.gate.dtype.itemsize)
     shape = x.numel() // hidden, hidden, width, *sizes_of, x.device.type
-    return options.num_chunks is None and sizes.prefers_whole(*shape, keep=keep, has_norm=weights.norm is not None)
+    return options.num_chunks is None and sizes.prefers_whole(*shape, saves=saves, has_norm=weights.norm is not None)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -147,14 +147,14 @@ class _SwiGLU(torch.autograd.Function):
         return _gradients(ctx, [dy], _run_backward)
 
 
-def _swiglu_of_few_tokens(x: Tensor, weights: Weights, options: Options, *, save: bool) -> Tensor:
+def _swiglu_of_few_tokens(x: Tensor, weights: Weights, options: Options, *, saves: bool) -> Tensor:
     gate, up, down, norm = weights
     dtype = options.dtype
     h = x.to(dtype) if norm is None else rms_norm_function(x, norm, options.norm_eps, dtype, save_scale=False)
     g = _Project.apply(h, gate.to(dtype), x, gate, norm, options)  # type: ignore[no-untyped-call]
     u = _Project.apply(h, up.to(dtype), x, up, norm, options)  # type: ignore[no-untyped-call]
     del h
-    y: Tensor = _GateAndDown.apply(g, u, down.to(dtype), x, weights, options, save)  # type: ignore[no-untyped-call]
+    y: Tensor = _GateAndDown.apply(g, u, down.to(dtype), x, weights, options, saves)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -184,11 +184,11 @@ class _GateAndDown(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, g: Tensor, u: Tensor, cast: Tensor, x: Tensor, weights: Weights, options: Options, save: bool
+        ctx: Any, g: Tensor, u: Tensor, cast: Tensor, x: Tensor, weights: Weights, options: Options, saves: bool
     ) -> Tensor:
         gate, up, down, norm = weights
-        ctx.save_for_backward(down, *((g, u) if save else (x, gate, up, norm)))
-        ctx.options, ctx.save = options, save
+        ctx.save_for_backward(down, *((g, u) if saves else (x, gate, up, norm)))
+        ctx.options, ctx.saves = options, saves
         y = x.new_empty(x.shape, dtype=options.dtype)  # no view, see tiles.swiglu_forward
         torch.mm(tiles.gate_forward(g, u, torch.empty_like(g)), cast.t(), out=tiles.flat(y))
         return y
@@ -199,7 +199,7 @@ class _GateAndDown(torch.autograd.Function):
         need_g, need_u, need_down, *_ = ctx.needs_input_grad
         down, *saved = ctx.saved_tensors
         dy = tiles.flat(dy.to(ctx.options.dtype))
-        g, u = saved if ctx.save else _recompute(saved, ctx.options)
+        g, u = saved if ctx.saves else _recompute(saved, ctx.options)
         del saved
         a, dg, du = torch.empty_like(g), None, None
         if need_g or need_u:
@@ -234,13 +234,13 @@ def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> N
 
 
 def _run(x: Tensor, *rest: Any) -> list[Tensor]:
-    *weights, norm_eps, num_chunks, dtype, save = rest
-    return tiles.swiglu_forward(x, Weights(*weights), Options(norm_eps, num_chunks, dtype), save=save)
+    *weights, norm_eps, num_chunks, dtype, saves = rest
+    return tiles.swiglu_forward(x, Weights(*weights), Options(norm_eps, num_chunks, dtype), saves=saves)
 
 
 def _empty_results(x: Tensor, *rest: Any) -> list[Tensor]:
-    gate, *_, dtype, save = rest
-    saved = [(x.numel() // x.shape[-1], gate.shape[0])] * 2 if save else []
+    gate, *_, dtype, saves = rest
+    saved = [(x.numel() // x.shape[-1], gate.shape[0])] * 2 if saves else []
     return [x.new_empty(shape, dtype=dtype) for shape in (x.shape, *saved)]
 
 
@@ -261,7 +261,7 @@ def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] |
 def _run_backward(dy: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
     *tensors, norm_eps, num_chunks, dtype, saved, needed = rest
     weights, options = Weights(*tensors), Options(norm_eps, num_chunks, dtype)
-    if x.is_cuda and _prefers_whole(x, weights, options, keep=bool(saved)):
+    if x.is_cuda and _prefers_whole(x, weights, options, saves=bool(saved)):
         options = options._replace(num_chunks=1)  # compiled: matmuls of the whole width, as without the compiler
     grads = tiles.swiglu_backward(dy, x, weights, saved, options, tuple(needed))
     return [grad for grad in grads if grad is not None]
@@ -275,7 +275,7 @@ def _empty_gradients(dy: Tensor, *rest: Any) -> list[Tensor]:
 _INPUTS = (
     "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm, float norm_eps, SymInt? num_chunks, ScalarType dtype"
 )
-_operator = custom_op("swiglu", f"{_INPUTS}, bool save", _run, _empty_results, save=_save, gradients=_gradients)
+_operator = custom_op("swiglu", f"{_INPUTS}, bool saves", _run, _empty_results, save=_save, gradients=_gradients)
 _operator_backward = custom_op(
     "swiglu_backward", f"Tensor dy, {_INPUTS}, Tensor[] saved, bool[] needed", _run_backward, _empty_gradients
 )

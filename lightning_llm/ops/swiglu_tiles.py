@@ -40,8 +40,8 @@ class Options(NamedTuple):
     dtype: torch.dtype
 
 
-def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, save: bool) -> list[Tensor]:
-    """The output y (…, hidden), and if ``save`` g and u (tokens, intermediate), all in the dtype of the matmuls.
+def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, saves: bool) -> list[Tensor]:
+    """The output y (…, hidden), and if ``saves`` g and u (tokens, intermediate), all in the dtype of the matmuls.
 
     ``y`` is no view: FSDP2 attaches its hooks to what a module returns, and a view would lose them under ``y += x``.
     """
@@ -50,16 +50,16 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, save: bool)
     tokens, width = x.shape[0], weights.gate.shape[0]
     gate, up, down = (weight.to(options.dtype) for weight in weights[:3])
     rows = sizes.forward_rows(tokens, width, options.dtype.itemsize, x.device.type)
-    g, u = (x.new_empty(tokens if save else rows, width, dtype=options.dtype) for _ in range(2))
-    a = x.new_empty(rows, width, dtype=options.dtype) if save else g  # without saving, a overwrites g
+    g, u = (x.new_empty(tokens if saves else rows, width, dtype=options.dtype) for _ in range(2))
+    a = x.new_empty(rows, width, dtype=options.dtype) if saves else g  # without saving, a overwrites g
     for block in sizes.slices(tokens, rows):
         size = block.stop - block.start
-        place = block if save else slice(size)
+        place = block if saves else slice(size)
         h = normalized(x[block], weights.norm, options)
         torch.mm(h, gate.t(), out=g[place])
         torch.mm(h, up.t(), out=u[place])
         torch.mm(gate_forward(g[place], u[place], a[:size]), down.t(), out=flat_y[block])
-    return [y, g, u] if save else [y]
+    return [y, g, u] if saves else [y]
 
 
 def swiglu_backward(

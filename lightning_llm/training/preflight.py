@@ -302,7 +302,7 @@ def _steps(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> 
         epochs = steps / data.steps_per_epoch
         note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
         train_tokens = sum(source.store.splits["train"].tokens for source in data.sources)
-        fault = trainer.dial.epoch_fault(train_tokens) if trainer.dial else ""
+        fault = trainer.sizing.epoch_fault(train_tokens) if trainer.sizing else ""
         yield Check("steps", f"{steps:,} steps {size}: {epochs:.2f} epochs{note}", fault)
 
 

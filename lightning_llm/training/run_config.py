@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import cast
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
-from lightning_llm.accounting.dial import OPTIONS, Dial, asked_in, dial, given_options, with_options
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, UNMEASURED, Measured, StepSettings
+from lightning_llm.accounting.sizing import OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
 from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.io.config_file import (
     MOST,
@@ -30,7 +30,7 @@ from lightning_llm.io.config_file import (
 )
 from lightning_llm.io.trust import add_trust_option, is_custom, is_import_path, refuse_custom
 from lightning_llm.io.units import byte_size
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
 from lightning_llm.runs.options import flat
@@ -112,7 +112,7 @@ def read_run(options: RunOptions) -> RunConfig:
     for file in map(Path, map(config_path, options.config)):
         contents.append(content := read_config(file))
         raw, source = merged(raw, content), file if VOCABULARY & section_of(content, "data").keys() else source
-    raw, dialed, epochs = _dialed(contents, raw, options, source)
+    raw, sizing, epochs = _sized(contents, raw, options, source)
     data = section_of(raw, "data")
     if not isinstance(document_mask := data.get("document_mask", False), bool):
         raise ValueError(f"data.document_mask must be true or false, got {shown(document_mask)}")
@@ -135,7 +135,7 @@ def read_run(options: RunOptions) -> RunConfig:
     optimizer = _optimizer(raw, options, config, precision, measured)
     return RunConfig(
         raw=raw,
-        dial=dialed,
+        sizing=sizing,
         epochs=epochs,
         config=config,
         device=device,
@@ -163,9 +163,9 @@ def read_run(options: RunOptions) -> RunConfig:
     )
 
 
-def _dialed(
+def _sized(
     contents: Sequence[Section], raw: Section, options: RunOptions, source: Path
-) -> tuple[Section, Dial | None, float | None]:
+) -> tuple[Section, Sizing | None, float | None]:
     """The configs with what ``size`` sets, what that is, and the epochs of the run, if its store exists."""
     typed = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) not in (None, False)}
     asked = asked_in(contents, typed)
@@ -176,16 +176,16 @@ def _dialed(
     base = functools.reduce(merged, contents[: asked.base_configs], base)
     context_length = whole_of(raw, "data.context_length", CONTEXT_LENGTH)
     known = {"model.architecture.vocab_size": _architecture(raw, options, source).vocab_size}
-    found = dial(
+    found = sizing_for(
         with_options(base, known),
         asked.size,
         asked.tokens_per_parameter,
         given=given_options(raw, [name for content in contents[asked.base_configs :] for name in flat(content)]),
         measure=lambda config: _measured(config, "32-true", context_length),
     )
-    raw = with_options(raw, found.options)
     from lightning_llm.data.find_store import train_tokens_of
 
+    raw = with_options(raw, found.options)
     train_tokens = train_tokens_of(section_of(raw, "data"))
     if train_tokens and not asked.repeat and (fault := found.epoch_fault(train_tokens)):
         raise ValueError(fault)
@@ -207,17 +207,16 @@ def _architecture(raw: Section, options: RunOptions, source: Path) -> ModelConfi
 
 def _vocab_size_of_data(raw: Section, source: Path) -> int | None:
     """From the store, the run, the tokenizer or the text, whichever has it first; ``None``: none of them."""
-    from lightning_llm.data.find_store import vocab_size_of_store, vocab_size_of_text
-
-    store, data = text_of(raw, "data.store"), section_of(raw, "data")
-    if store and (of_store := vocab_size_of_store(Path(store))) is not None:
-        return of_store
+    data, store, tokenizer = section_of(raw, "data"), text_of(raw, "data.store"), text_of(raw, "data.tokenizer")
+    if store and (Path(store) / "meta.json").is_file():
+        return cast("int | None", read_json(file_in(Path(store), "meta.json")).get("vocab_size"))
     if (of_run := _vocab_size_of_run(source)) is not None:
         return of_run
-    tokenizer = text_of(raw, "data.tokenizer")
-    if tokenizer is None or (tokenizer != "bpe" and is_custom(text_of(raw, "data.class_path", OWN))):
-        return None
-    return vocab_size_of_text(data.get("corpus"), data.get("path"), tokenizer, data.get("vocab_size"))
+    if tokenizer is None or tokenizer == "bpe" or is_custom(text_of(raw, "data.class_path", OWN)):
+        return data.get("vocab_size") if tokenizer == "bpe" else None
+    from lightning_llm.data.find_store import vocab_size_of_text
+
+    return vocab_size_of_text(data.get("corpus"), data.get("path"), tokenizer)
 
 
 def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:

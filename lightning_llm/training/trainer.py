@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import LayerSync, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
-from lightning_llm.accounting.dial import Dial
+from lightning_llm.accounting.sizing import Sizing
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import RESUME
 from lightning_llm.runs.directory import CHECKPOINTS, RunDirectory
@@ -97,7 +97,7 @@ class Trainer(pl.Trainer):
         precision, self.precision_reason = _precision_for(precision, accelerator)
         self.run_directory = _run_directory_for(logger, default_root_dir, run_dir)
         self._has_run = self._is_agreed = False
-        self.dial: Dial | None = None  # what set the options, if size did
+        self.sizing: Sizing | None = None  # what set the options, if size did
         if not kwargs.get("barebones"):  # there, Lightning refuses what would cost time, and says what
             logger = RunLogger(self.run_directory) if logger in (None, True) else logger
             has_checkpoints = kwargs.get("enable_checkpointing") is not False

@@ -1,4 +1,4 @@
-"""Tiny models keep the parts of a config; their weights and batch show what is wrong."""
+"""Tiny models saves the parts of a config; their weights and batch show what is wrong."""
 
 import torch
 
@@ -21,9 +21,9 @@ from lightning_llm.ops import sizes
 
 
 def test_float32_runs_in_tiles():
-    for keep, has_norm in ((True, False), (False, False), (False, True)):
+    for saves, has_norm in ((True, False), (False, False), (False, True)):
         shape = ROWS * CONTEXT, HIDDEN, WIDTH, 4, 4, "cpu"
-        assert not sizes.prefers_whole(*shape, keep=keep, has_norm=has_norm)
+        assert not sizes.prefers_whole(*shape, saves=saves, has_norm=has_norm)
 
 
 def test_tiny_configs_keep_what_they_can():

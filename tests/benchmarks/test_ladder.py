@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import ladder
 from benchmarks.__main__ import main
-from lightning_llm.accounting.dial import LR
+from lightning_llm.accounting.sizing import LR
 
 SIZES = (25_000, 50_000, 100_000)
 
@@ -34,7 +34,7 @@ def rows_of(tmp_path, monkeypatch, text_file):
                 raise RuntimeError(fail)
             assert given["data.seed"] == given["seed_everything"]
             assert environment == {"OMP_NUM_THREADS": "1"}
-            usual = ladder.dial(json_of(given["config"]), size).options[LR]
+            usual = ladder.sizing_for(json_of(given["config"]), size).options[LR]
             place = SIZES.index(size)
             off = math.log2(float(given[LR]) / usual) - octaves * place - 0.01 * seed * (place % 2)
             return {"val_loss": 3 - 0.1 * place + worse * place + off**2}, 1.0

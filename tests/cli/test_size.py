@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.accounting.dial import dial
+from lightning_llm.accounting.sizing import sizing_for
 from lightning_llm.cli.ablate import _split
 from lightning_llm.cli.ablate_arm import read_arm
 from lightning_llm.cli.train import cli_main
@@ -58,7 +58,7 @@ def options_of(*words):
 def test_fit_records_the_options_that_size_set(base, capfd):
     words = ["--config", base, "--size", "3k", "--tokens_per_parameter", "0.2", "--keep_freed_memory=false"]
     cli_main(["fit", *words])
-    expected = dial(BASE, 3000, 0.2)
+    expected = sizing_for(BASE, 3000, 0.2)
     assert "fit: size 3k sets hidden_size 16" in capfd.readouterr().err
     (config,) = Path("runs").glob("base/version_0/config.yaml")
     recorded = yaml.safe_load(config.read_text())
@@ -94,8 +94,8 @@ def test_fit_records_the_options_that_size_set(base, capfd):
 def test_size_is_given_in_words_or_in_a_file(base, words, tmp_path):
     (tmp_path / "size.yaml").write_text("{size: 4k, tokens_per_parameter: 1}")
     found, cli = options_of("--config", base, *words)
-    expected = dial(BASE, 4000, 1.0)
-    assert cli.dial.options == expected.options
+    expected = sizing_for(BASE, 4000, 1.0)
+    assert cli.sizing.options == expected.options
     assert found["model"]["architecture"]["hidden_size"] == expected.options["model.architecture.hidden_size"]
 
 
@@ -109,8 +109,8 @@ def test_words_and_later_files_win(base, tmp_path):
     assert (architecture["num_hidden_layers"], architecture["mlp"], architecture["head_dim"]) == (2, "gelu", 16)
     assert found["model"]["optimizer"]["init_args"]["lr"] == 0.5
     assert found["data"]["context_length"] == 8
-    assert counted(cli) == cli.dial.parameters
-    assert abs(cli.dial.parameters / 6000 - 1) <= 0.1
+    assert counted(cli) == cli.sizing.parameters
+    assert abs(cli.sizing.parameters / 6000 - 1) <= 0.1
     assert found["trainer"]["max_steps"] != 80  # which is the base's: the file has size itself
     length = found["trainer"]["max_steps"] * found["data"]["global_batch_size"] * 8
     assert length == pytest.approx(6000, rel=0.1)
@@ -125,8 +125,8 @@ def test_custom_parts_are_measured(base, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["--model.architecture.mlp", "wide_part.Wide", "--size", "9k", "--tokens_per_parameter", "1"]
     _, cli = options_of("--config", base, *words)
-    assert abs(cli.dial.parameters / 9000 - 1) <= 0.1
-    assert counted(cli) == cli.dial.parameters
+    assert abs(cli.sizing.parameters / 9000 - 1) <= 0.1
+    assert counted(cli) == cli.sizing.parameters
 
 
 def test_too_many_epochs_are_refused_unless_they_are_asked_for(base, capfd, tmp_path):
@@ -151,20 +151,20 @@ def test_estimate_prints_what_fit_would_set(base, capsys, tmp_path):
     assert main(["estimate", *words, "--json", "out.json"]) == 0
     report, printed = json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
     _, cli = options_of(*words)
-    assert report["dial"]["options"] == cli.dial.options
-    assert report["dial"]["flops"] > 0
+    assert report["sizing"]["options"] == cli.sizing.options
+    assert report["sizing"]["flops"] > 0
     tokens = cli.datamodule.store.splits["train"].tokens
-    assert report["dial"]["epochs"] == pytest.approx(cli.dial.tokens / tokens)
-    for name, value in cli.dial.options.items():
+    assert report["sizing"]["epochs"] == pytest.approx(cli.sizing.tokens / tokens)
+    for name, value in cli.sizing.options.items():
         assert any(line.split() == [name, f"{value:,}"] for line in printed.splitlines()), name
-    assert f"{report['dial']['epochs']:.2f}" in printed
+    assert f"{report['sizing']['epochs']:.2f}" in printed
     (tmp_path / "size.yaml").write_text("{size: 4k, tokens_per_parameter: 1}")
     (tmp_path / "later.yaml").write_text("model: {architecture: {num_hidden_layers: 2}}")
     words = ["--config", base, "--config", "size.yaml", "--config", "later.yaml"]
     assert main(["estimate", *words, "--json", "later.json"]) == 0
-    found = json.loads((tmp_path / "later.json").read_text())["dial"]["options"]
+    found = json.loads((tmp_path / "later.json").read_text())["sizing"]["options"]
     assert "model.architecture.num_hidden_layers" not in found
-    assert found == options_of(*words)[1].dial.options
+    assert found == options_of(*words)[1].sizing.options
     capsys.readouterr()
     assert main(["plan", *words, "--memory", "1GiB"]) == 0
     assert "size 4k sets hidden_size" in capsys.readouterr().out
@@ -190,7 +190,7 @@ def test_mistakes_are_one_line(base, capfd, command, words, problem):
 def test_an_arm_of_an_experiment_has_the_resolved_options(base):
     arm = read_arm("baseline", [base], ["--size=4k", "--tokens_per_parameter=1", "--model.architecture.mlp=relu"])
     assert not {"size", "tokens_per_parameter", "repeat"} & arm.options.keys()
-    assert arm.steps == dial(BASE, 4000, 1.0).options["trainer.max_steps"]
+    assert arm.steps == sizing_for(BASE, 4000, 1.0).options["trainer.max_steps"]
     assert arm.architecture.mlp == "relu"
     with pytest.raises(ValueError, match="baseline: size 10 cannot be made"):
         read_arm("baseline", [base], ["--size=10"])

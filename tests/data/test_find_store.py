@@ -8,7 +8,6 @@ from lightning_llm.data.find_store import (
     default_store,
     find_or_prepare,
     train_tokens_of,
-    vocab_size_of_store,
     vocab_size_of_text,
 )
 from lightning_llm.data.formats import TextFile
@@ -213,15 +212,12 @@ def test_a_long_or_strange_name_of_a_text_is_that_of_one_folder():
 
 
 def test_the_vocabulary_of_a_text_before_it_is_prepared(text):
-    assert vocab_size_of_store(Path("stores", "none")) is None
-    assert vocab_size_of_text(None, text, "char", None) == len(set(TEXT))
-    assert vocab_size_of_text(None, text, "byte", None) == find_or_prepare(path=text, tokenizer="byte").vocab_size
-    assert vocab_size_of_text(None, text, "bpe", 300) == 300
-    assert vocab_size_of_text("shakespeare", None, "char", None) is None
+    assert vocab_size_of_text(None, text, "char") == len(set(TEXT))
+    assert vocab_size_of_text(None, text, "byte") == find_or_prepare(path=text, tokenizer="byte").vocab_size
+    assert vocab_size_of_text("shakespeare", None, "char") is None
     prepared = find_or_prepare(path=text, tokenizer="char")
-    assert vocab_size_of_store(prepared.path) == prepared.vocab_size
     Path(text).write_text("ab")  # the store is what is asked first
-    assert vocab_size_of_text(None, text, "char", None) == prepared.vocab_size
+    assert vocab_size_of_text(None, text, "char") == prepared.vocab_size
 
 
 def test_the_training_tokens_of_a_text_are_known_once_it_is_prepared(text):

@@ -298,7 +298,7 @@ def test_compiled_it_decides_on_a_gpu_as_without_the_compiler(tokens, hidden, wi
     monkeypatch.setattr(
         swiglu.tiles, "swiglu_backward", lambda dy, x, weights, saved, options, needed: found.append(options) or []
     )
-    whole = sizes.prefers_whole(tokens, hidden, width, 2, 4, "cuda", keep=True, has_norm=False)
+    whole = sizes.prefers_whole(tokens, hidden, width, 2, 4, "cuda", saves=True, has_norm=False)
     assert whole == (chunks == 1)
     for device in ("cuda", "cpu"):
         with fake_cuda():

@@ -42,7 +42,7 @@ def test_what_configs_leave_out_is_the_default_of_fit(read):
     assert (run.step.world_size, run.step.strategy, run.step.device, run.device) == (1, "ddp", "cpu", None)
     assert (run.optimizer.name, run.optimizer.state_per_parameter, run.precision_reason) == ("AdamW", 2, "")
     assert read(CONFIG).precision_reason.startswith("the CPU has ")
-    assert run.dial is run.epochs is None
+    assert run.sizing is run.epochs is None
 
 
 def test_a_later_config_overrides_single_options(read):
@@ -145,11 +145,11 @@ def test_a_size_sets_what_the_base_leaves_to_it(read):
     base["trainer"] = {"max_steps": 100}
     own = {"model": {"architecture": {"num_hidden_layers": 3}}}  # after the size: it is not replaced
     run = read(base, own)
-    assert run.dial.size == 25_000
+    assert run.sizing.size == 25_000
     assert run.config.num_hidden_layers == 3
-    assert "model.architecture.num_hidden_layers" not in run.dial.options
-    assert run.config.hidden_size == run.dial.options["model.architecture.hidden_size"] < 64
-    assert run.max_steps == run.dial.options["trainer.max_steps"]
+    assert "model.architecture.num_hidden_layers" not in run.sizing.options
+    assert run.config.hidden_size == run.sizing.options["model.architecture.hidden_size"] < 64
+    assert run.max_steps == run.sizing.options["trainer.max_steps"]
     assert run.epochs is None  # there is no store yet
 
 

@@ -1,6 +1,6 @@
 """One number sets a model and its training: ``size: 100k``, from a base config. No torch.
 
-``size`` counts parameters without embeddings and head. The dial starts from the base config, replaces the options in
+``size`` counts parameters without embeddings and head. It starts from the base config, replaces the options in
 this table, and leaves everything else, so the size is reached with the base's own parts. What the user gives besides
 the base wins: it is not replaced, and the size is reached around it. "Relative" means divided by the base's.
 
@@ -121,8 +121,8 @@ def size_name(size: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dial:
-    """What the dial sets.
+class Sizing:
+    """What ``size`` sets.
 
     Attributes:
         size: As asked for.
@@ -185,14 +185,14 @@ def with_options(options: Section, given: Mapping[str, Any]) -> Section:
     return options
 
 
-def dial(
+def sizing_for(
     base: Section,
     size: int,
     tokens_per_parameter: float = TOKENS_PER_PARAMETER,
     *,
     given: Mapping[str, Any] | None = None,
     measure: Measure | None = None,
-) -> Dial:
+) -> Sizing:
     """Set a model and its training from one number, by the table above.
 
     Args:
@@ -200,7 +200,7 @@ def dial(
             ``data.global_batch_size``.
         size: Parameters of the model without embeddings and head.
         tokens_per_parameter: Tokens of the run for each of them.
-        given: Options that the user gave besides the base, by dotted name: the dial works around them.
+        given: Options that the user gave besides the base, by dotted name: ``size`` works around them.
         measure: Measures parts that no formula describes, as ``training.measured_parts`` does.
 
     Raises:
@@ -216,7 +216,7 @@ def dial(
     if new.vocab_size is not None:
         flops = step_flops(new, tokens=tokens, context_length=context, measured=measured).model
     options = {name: value for name, value in options.items() if name not in given}
-    return Dial(size, tokens_per_parameter, options, parameters, tokens, flops, STEPS not in given)
+    return Sizing(size, tokens_per_parameter, options, parameters, tokens, flops, STEPS not in given)
 
 
 def _get(options: Any, name: str, default: Any = None) -> Any:

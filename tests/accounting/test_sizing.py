@@ -1,4 +1,4 @@
-"""The dial: sizes are reached, its rules hold, and what the user gives wins."""
+"""The sizing: sizes are reached, its rules hold, and what the user gives wins."""
 
 import inspect
 import itertools
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lightning_llm import optim
-from lightning_llm.accounting import dial as module
+from lightning_llm.accounting import sizing as module
 from lightning_llm.accounting import step_flops
-from lightning_llm.accounting.dial import asked_in, dial, given_options, parse_size, size_name, with_options
+from lightning_llm.accounting.sizing import asked_in, given_options, parse_size, size_name, sizing_for, with_options
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -52,7 +52,7 @@ def counted(config):
 def test_every_size_is_within_a_tenth_and_counted_as_the_model_has_it(name):
     base = shipped(name)
     for size in SIZES:
-        found = dial(base, size)
+        found = sizing_for(base, size)
         assert abs(found.parameters / size - 1) <= 0.1, size
         config = config_of(base, found)
         assert config.head_dim in (16, 32, 64)
@@ -73,16 +73,16 @@ def test_every_size_is_within_a_tenth_and_counted_as_the_model_has_it(name):
 def test_the_size_is_reached_with_the_parts_of_the_base(fields):
     base = with_options(BASE, {f"{ARCHITECTURE}{name}": value for name, value in fields.items()})
     for size in SIZES[::4]:
-        found = dial(base, size)
+        found = sizing_for(base, size)
         assert abs(found.parameters / size - 1) <= 0.1
         assert found.parameters == counted(config_of(base, found))
     if "num_key_value_heads" in fields:
-        config = config_of(base, dial(base, 50_000_000))
+        config = config_of(base, sizing_for(base, 50_000_000))
         assert 1 <= config.num_key_value_heads <= config.num_attention_heads // 4
 
 
 def test_width_and_depth_grow_together():
-    shapes = [config_of(BASE, dial(BASE, size)) for size in SIZES]
+    shapes = [config_of(BASE, sizing_for(BASE, size)) for size in SIZES]
     aspects = [config.hidden_size / config.num_hidden_layers for config in shapes]
     assert all(abs(math.log2(aspect / 32)) <= 1 for aspect in aspects)
     assert all(25 <= aspect <= 40 for aspect in aspects[12:])  # wider models leave more choice
@@ -93,11 +93,11 @@ def test_width_and_depth_grow_together():
 def test_parts_without_a_formula_are_measured_or_refused():
     base = with_options(BASE, {f"{ARCHITECTURE}mlp": f"{Path(__file__).stem}.Nothing"})
     with pytest.raises(ValueError, match="can only be measured"):
-        dial(base, 100_000)
+        sizing_for(base, 100_000)
     base = with_options(
         BASE, {f"{ARCHITECTURE}mlp": {"class_path": "mixture_of_experts", "init_args": {"num_experts": 4, "top_k": 1}}}
     )
-    found = dial(base, 400_000, measure=lambda config: measure_parts(config, "32-true", 16))
+    found = sizing_for(base, 400_000, measure=lambda config: measure_parts(config, "32-true", 16))
     assert abs(found.parameters / 400_000 - 1) <= 0.1
     assert found.parameters == counted(config_of(base, found))
 
@@ -108,7 +108,7 @@ def test_batch_rates_decay_and_shares_follow_the_table(kind):
     base["model"]["optimizer"]["init_args"] = {"lr": 0.004, "weight_decay": 0.2}
     old_tokens = 250 * 16 * 128
     for size in SIZES[::3]:
-        found = dial(base, size)
+        found = sizing_for(base, size)
         options, config = found.options, config_of(base, found)
         batch, steps = options["data.global_batch_size"], options["trainer.max_steps"]
         assert batch == max(1, round(16 * (10 * size / old_tokens) ** 0.38))
@@ -124,41 +124,41 @@ def test_batch_rates_decay_and_shares_follow_the_table(kind):
 
 def test_mup_leaves_the_width_to_the_model():
     base = with_options(BASE, {f"{ARCHITECTURE}mup": {"base_width": 128, "base_head_dim": 64}})
-    config, found = config_of(base, dial(base, 50_000_000)), dial(base, 50_000_000)
+    config, found = config_of(base, sizing_for(base, 50_000_000)), sizing_for(base, 50_000_000)
     factor = (4 / config.num_hidden_layers * found.options["data.global_batch_size"] / 16) ** 0.5
     assert found.options[LR] == pytest.approx(0.004 * factor, rel=1e-3)
 
 
 def test_the_batch_is_a_multiple_of_what_a_step_allows():
     base = with_options(BASE, {"data.micro_batch_size": 4, "trainer.devices": 3})
-    assert {dial(base, size).options["data.global_batch_size"] % 12 for size in SIZES} == {0}
+    assert {sizing_for(base, size).options["data.global_batch_size"] % 12 for size in SIZES} == {0}
 
 
 def test_the_same_number_gives_the_same_options_and_counts_its_flops():
-    found = dial(BASE, 100_000, 20.0)
-    assert found == dial(BASE, 100_000, 20.0)
+    found = sizing_for(BASE, 100_000, 20.0)
+    assert found == sizing_for(BASE, 100_000, 20.0)
     config = config_of(BASE, found)
     assert found.tokens == found.options["data.global_batch_size"] * found.options["trainer.max_steps"] * 128
     assert found.flops == step_flops(config, tokens=found.tokens, context_length=128).model
     assert abs(found.tokens / 2_000_000 - 1) < 0.01
     without = with_options(BASE, {f"{ARCHITECTURE}vocab_size": None})
-    assert dial(without, 100_000, 20.0).options == found.options
-    assert dial(without, 100_000, 20.0).flops is None
+    assert sizing_for(without, 100_000, 20.0).options == found.options
+    assert sizing_for(without, 100_000, 20.0).flops is None
 
 
 def test_what_the_user_gives_wins_and_the_size_is_reached_around_it():
     given = {f"{ARCHITECTURE}hidden_size": 96, f"{ARCHITECTURE}mlp": "relu", LR: 0.5, "trainer.max_steps": 40}
-    found = dial(BASE, 400_000, given=given)
+    found = sizing_for(BASE, 400_000, given=given)
     assert not given.keys() & found.options.keys()
     config = config_of(with_options(BASE, given), found)
     assert (config.hidden_size, config.mlp) == (96, "relu")
     assert found.parameters == counted(config)
     assert abs(found.parameters / 400_000 - 1) <= 0.1
     assert 0.5 * found.options[DECAY] * 40 == pytest.approx(0.004 * 0.2 * 250, rel=1e-3)
-    assert found.options["data.global_batch_size"] == dial(BASE, 400_000).options["data.global_batch_size"]
+    assert found.options["data.global_batch_size"] == sizing_for(BASE, 400_000).options["data.global_batch_size"]
     assert found.tokens == 40 * 128 * found.options["data.global_batch_size"]
     with pytest.raises(ValueError, match="the nearest are"):
-        dial(BASE, 400_000, given={f"{ARCHITECTURE}intermediate_size": 8, f"{ARCHITECTURE}hidden_size": 16})
+        sizing_for(BASE, 400_000, given={f"{ARCHITECTURE}intermediate_size": 8, f"{ARCHITECTURE}hidden_size": 16})
 
 
 def test_given_options_are_found_with_and_without_init_args():
@@ -192,20 +192,20 @@ def test_given_options_are_found_with_and_without_init_args():
 )
 def test_a_base_that_lacks_what_a_rule_needs_is_refused(changed, problem):
     with pytest.raises(ValueError, match=problem):
-        dial(with_options(BASE, changed), 100_000)
+        sizing_for(with_options(BASE, changed), 100_000)
 
 
 def test_a_size_that_cannot_be_made_names_the_nearest_two():
     with pytest.raises(
         ValueError, match=r"size 10 cannot be made from this base: the nearest are (\d+) and (\d+)"
     ) as error:
-        dial(BASE, 10)
+        sizing_for(BASE, 10)
     nearest = [parse_size(word) for word in str(error.value).split() if word.isdigit() and word != "10"]
-    assert [dial(BASE, size).parameters for size in nearest] == nearest
+    assert [sizing_for(BASE, size).parameters for size in nearest] == nearest
     assert nearest[0] == 1456
     with pytest.raises(ValueError, match="the nearest are 1456 and"):
-        dial(BASE, 1300)  # 13% below it
-    assert dial(BASE, 1400).parameters == 1456
+        sizing_for(BASE, 1300)  # 13% below it
+    assert sizing_for(BASE, 1400).parameters == 1456
 
 
 @pytest.mark.parametrize(("text", "size"), [("100k", 100_000), ("1.5M", 1_500_000), ("2B", 2 * 10**9), (1448, 1448)])
@@ -223,13 +223,13 @@ def test_what_is_no_size_is_refused(text):
 
 
 def test_more_than_four_epochs_are_refused_with_the_largest_size_that_fits():
-    found = dial(BASE, 100_000)
+    found = sizing_for(BASE, 100_000)
     assert found.epoch_fault(250_000) == ""
     assert "4.0 times" not in found.epoch_fault(200_000)
     assert "5.0 times, more than 4: the largest size that fits is 80k; --repeat" in found.epoch_fault(200_000)
-    assert dial(BASE, 80_000).epoch_fault(200_000) == ""
+    assert sizing_for(BASE, 80_000).epoch_fault(200_000) == ""
     assert "fits is 12k;" in found.epoch_fault(31_234)
-    assert dial(BASE, 100_000, given={"trainer.max_steps": 9}).epoch_fault(100) == ""  # the user's own length
+    assert sizing_for(BASE, 100_000, given={"trainer.max_steps": 9}).epoch_fault(100) == ""  # the user's own length
 
 
 def test_the_last_config_with_a_size_ends_the_base():
