@@ -1,7 +1,7 @@
 """The default `fit` beside other work: does it take the same bits, and how long do two runs at once take?
 
-    python benchmarks/beside_load.py bits --runs 30 --kills 40 --load 4 --json docs/benchmarks/same-bits-cpu.json
-    python benchmarks/beside_load.py two --rounds 2 --json docs/benchmarks/two-at-once-cpu.json
+    python -m benchmarks.beside_load bits --runs 30 --kills 40 --load 4 --json docs/benchmarks/same-bits-cpu.json
+    python -m benchmarks.beside_load two --rounds 2 --json docs/benchmarks/two-at-once-cpu.json
 
 `bits` starts identical commands, two at a time beside busy processes, without a precision or a number of threads. Then
 it kills runs with SIGKILL at random moments and resumes each with `--ckpt_path last`. It compares the sha256 of weights
@@ -176,7 +176,7 @@ def main() -> None:
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     rows = list((bits if options.what == "bits" else two)(folder, options, console))
     if options.json is not None:
-        write_rows(rows, options.json, shlex.join(["python", "benchmarks/beside_load.py", *sys.argv[1:]]))
+        write_rows(rows, options.json, shlex.join(["python", "-m", "benchmarks.beside_load", *sys.argv[1:]]))
     shutil.rmtree(folder)
 
 

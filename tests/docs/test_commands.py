@@ -11,6 +11,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -27,6 +29,7 @@ OPTIONS = ("model:", "data:", "trainer:", "import", "from")  # what begins a con
 PROGRAMS = ("lightning-llm", "python", "python3", "pip", "pytest", "torchrun", "sbatch", "git", "mkdocs", "ruff")
 # What cannot be had in a test. A reason begins with one of them, so that none is made up by the way.
 REASONS = ("needs a GPU", "needs the network", "needs two hosts", "needs SLURM", "needs a browser", "takes", "installs")
+BENCHMARK = re.compile(r"^python ((?:-m )?benchmarks[\w./]*)", re.MULTILINE)
 SLOW = {"benchmarks.md", "distributed.md", "reliability.md", "speed.md"}
 BASE = "configs/shakespeare-char.yaml"
 
@@ -139,6 +142,21 @@ def test_no_command_hides_outside_of_a_block(page):
         if line.startswith("<!-- not run:"):
             assert number + 1 in reasons, f"{page.name}:{number}: no block follows right behind it"
         before = line
+
+
+def benchmarks_that_are_not_run():
+    found = set()
+    for page in PAGES:
+        texts = [block.text for block in blocks(page) if block.reason is not None]
+        found |= {words for text in texts for words in BENCHMARK.findall(text)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("program", benchmarks_that_are_not_run())
+def test_a_benchmark_that_is_not_run_starts(program):
+    done = subprocess.run([sys.executable, *program.split(), "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
 
 
 def inline_commands():
