@@ -64,7 +64,7 @@ GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 25_857  # with streams, recall, seven parts of recent papers, parts of single layers, and `same`
+CODE_LINES = 25_859  # with streams, recall, seven parts of recent papers, parts of single layers, and `same`
 FILES = 263
 ALL_LINES = 41_083
 BENCHMARK_LINES = 6_035  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams

@@ -24,7 +24,6 @@ from lightning_llm.accounting.hardware import cpu_name
 from lightning_llm.measure.meter import memory_of, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.optim.groups import param_groups
 from lightning_llm.training.measured_parts import measure_parts
 
 # Of two equal arms on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
@@ -51,7 +50,7 @@ class TrainingSteps:
         data.setup("fit")
         self._micro_batches = data.accumulation
         self._batches = itertools.chain.from_iterable(data.train_dataloader() for _ in itertools.count())
-        self.optimizer = model.make_optimizer(param_groups(model))
+        self.optimizer = model.optimizer_over(model.groups_of(model))
 
     def step(self) -> None:
         """Train one optimizer step, over all its micro-batches."""
@@ -113,10 +112,10 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
     rounds, start = ROUNDS, _clock()
     for name in names[1:]:
         say(f"measuring {name} and the {names[0]}, interleaved")
-        base, variant, (slow, fast) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
-        rounds = min(rounds, len(slow.samples))
-        base_s = sides.setdefault(names[0], _row(base, slow, slow))["step_s"]
-        row = _row(variant, fast, slow)
+        base, variant, (base_timing, variant_timing) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
+        rounds = min(rounds, len(base_timing.samples))
+        base_s = sides.setdefault(names[0], _row(base, base_timing, base_timing))["step_s"]
+        row = _row(variant, variant_timing, base_timing)
         # the machine may be slower now than for the first pair: the ratio is what both arms measured together
         sides[name] = row | {f"step{suffix}_s": row[f"ratio{suffix}"] * base_s for suffix in ("", "_p20", "_p80")}
         device = base.device

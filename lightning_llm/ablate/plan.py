@@ -1,7 +1,7 @@
 """The frozen plan of an experiment, and the snapshot of code and configs that its runs use. No torch.
 
 ``OUT/plan.json`` is written before the first run and never changes; its hash is in every report. It holds the hashes of
-``OUT/configs/SIDE.yaml``, the options of each arm's runs, and of ``OUT/code``: this package and the files of the
+``OUT/configs/ARM.yaml``, the options of each arm's runs, and of ``OUT/code``: this package and the files of the
 user's own classes. ``OUT/added.json`` has the pairs that ``extend`` adds, which the verdicts treat as such.
 """
 

@@ -156,9 +156,10 @@ class Setup:
 
     def outlay(self, workers: int | None) -> Outlay:
         """What the runs take: counted, and from a few timed steps of the baseline."""
-        runs, tune = 1 + self.experiment.looks[-1] * (len(self.arms) + 1), self.experiment.tune
+        looks, tune = self.experiment.looks, self.experiment.tune
+        runs = 1 + looks[0] + looks[-1] * len(self.arms)  # the null variant ends with the first look
         if tune is not None:  # the grid and the vertex of each arm, and the comparison of the tuned arms
-            runs += len(self.arms) * (tune["seeds"] * (len(tune["factors"]) + 1) + self.experiment.looks[-1])
+            runs += len(self.arms) * (tune["seeds"] * (len(tune["factors"]) + 1) + looks[-1])
         return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers, is_tuned=tune is not None)
 
     def _compared(self, plan: Plan) -> Plan:

@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
 STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
+# Tensors of a parameter's size that an optimizer keeps for each parameter; of MuonAdamW's matrices one.
+STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1}  # ours and torch's
 LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
 Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
 

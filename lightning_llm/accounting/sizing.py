@@ -46,7 +46,7 @@ from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.schedules import SCHEDULES
 
-OPTIONS = ("size", "tokens_per_parameter", "repeat")  # at the top of a config
+SIZE_OPTIONS = ("size", "tokens_per_parameter", "repeat")  # at the top of a config
 TOKENS_PER_PARAMETER = 10.0
 CLOSE = 0.1  # how far a model may be from the size that was asked for, as a share
 MULTIPLE = 8  # of the intermediate size
@@ -55,7 +55,7 @@ HEADS = ((96, 16), (256, 32), (math.inf, 64))  # below this width, heads are thi
 BATCH_EXPONENT = 0.38
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 # By the optimizer's path: the exponent of the width, and the defaults of lr and weight_decay.
-OPTIMIZERS = {
+RATES_OF_OPTIMIZERS = {
     "lightning_llm.optim.AdamW": (1.0, 1e-3, 0.1),
     "lightning_llm.optim.MuonAdamW": (0.5, 1e-3, 0.1),
     "torch.optim.AdamW": (1.0, 1e-3, 0.01),
@@ -88,9 +88,9 @@ def asked_in(contents: Sequence[Section], typed: Section) -> Asked | None:
     Raises:
         ValueError: A value is wrong, or given without a size.
     """
-    options = {name: value for each in [*contents, typed] for name, value in each.items() if name in OPTIONS}
+    options = {name: value for each in [*contents, typed] for name, value in each.items() if name in SIZE_OPTIONS}
     if options.get("size") is None:
-        if names := [name for name in OPTIONS if options.get(name)]:
+        if names := [name for name in SIZE_OPTIONS if options.get(name)]:
             raise ValueError(f"{names[0]} needs size: give one, such as --size 100k, or leave {names[0]} out")
         return None
     ratio = options.get("tokens_per_parameter")
@@ -98,7 +98,8 @@ def asked_in(contents: Sequence[Section], typed: Section) -> Asked | None:
     if not is_number(ratio) or not 0 < ratio < math.inf:
         raise ValueError(f"tokens_per_parameter must be a number above 0, got {shown(ratio)}")
     sized = [number for number, content in enumerate(contents, 1) if "size" in content]
-    return Asked(parse_size(options["size"]), ratio, bool(options.get("repeat")), len(contents) if typed else sized[-1])
+    base_configs = sized[-1] if typed.get("size") is None else len(contents)
+    return Asked(parse_size(options["size"]), ratio, bool(options.get("repeat")), base_configs)
 
 
 def parse_size(text: object) -> int:
@@ -340,10 +341,10 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
         options[EVAL_BATCH] = _get(base, EVAL_BATCH) or _get(base, MICRO_BATCH) or rows
     # rates
     path, arguments = _class(run_options, "model.optimizer", "lightning_llm.optim.AdamW")
-    if path not in OPTIMIZERS:
-        supported = ", ".join(OPTIMIZERS)
+    if path not in RATES_OF_OPTIMIZERS:
+        supported = ", ".join(RATES_OF_OPTIMIZERS)
         raise ValueError(f"size does not know how the learning rate of {shown(path)} scales: use one of {supported}")
-    exponent, lr, decay = OPTIMIZERS[path]
+    exponent, lr, decay = RATES_OF_OPTIMIZERS[path]
     given_lr = given.get(LR)
     old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or lr
     factor = (old.hidden_size / new.hidden_size) ** (exponent if new.mup is None else 0)

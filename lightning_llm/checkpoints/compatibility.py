@@ -18,18 +18,18 @@ from lightning_llm.optim.base import saved_state_faults
 from lightning_llm.optim.groups import GroupRule, param_groups
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
-EXECUTION_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout", "loss"})
+EXCHANGEABLE_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout", "loss"})
 
 
 def free_fields(architecture: ModelConfig) -> frozenset[str]:
     """What may differ between a model and the one whose weights it starts from."""
     # RoPE has no parameters and extends to any length
     length = {"max_position_embeddings"} if architecture.position == "rope" else set()
-    return EXECUTION_FIELDS | {"initializer_range", "mup", "vocab_multiple_of"} | length
+    return EXCHANGEABLE_FIELDS | {"initializer_range", "mup", "vocab_multiple_of"} | length
 
 
 def architecture_differences(
-    saved: ModelConfig, wanted: ModelConfig, *, ignored: frozenset[str] = EXECUTION_FIELDS
+    saved: ModelConfig, wanted: ModelConfig, *, ignored: frozenset[str] = EXCHANGEABLE_FIELDS
 ) -> list[str]:
     """The fields that make two models' parameters differ in number, shape or meaning, each with both values."""
     differences = []

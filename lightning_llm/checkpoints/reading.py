@@ -23,7 +23,6 @@ from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
 
-EXECUTION = "execution"  # in the part under FORMAT: see training.environment
 RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
 MOST_TRIED, MOST_SECONDS = 3, 5.0  # of files that are read one after the other: more of them if they are read fast
 SECONDS, SECONDS_PER_BYTE = 1.0, 3e-9  # that files take by their size, several times what checksums take

@@ -21,6 +21,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import option_of
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
+EXECUTION = "execution"  # in that part: see training.environment
 FORMAT_VERSION = 1
 VERSION = "pytorch-lightning_version"
 ARCHITECTURE = "hyper_parameters.architecture"
@@ -137,7 +138,7 @@ PRECISION_NAMES = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transfo
 EXECUTION_FIELDS = {"precision": one_of(*PRECISION_NAMES.split()), "threads": AT_LEAST_1, "device": TEXT, "tf32": BOOL}
 EXECUTION_FIELDS |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
 OWN = open_record(
-    {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)}, {"execution": open_record({}, EXECUTION_FIELDS)}
+    {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)}, {EXECUTION: open_record({}, EXECUTION_FIELDS)}
 )
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),

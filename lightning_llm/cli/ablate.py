@@ -34,7 +34,7 @@ from lightning_llm.ablate.stream import STREAM, Stream, write_current
 from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
 from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.ablate.worker import Stopped, work
-from lightning_llm.accounting.sizing import OPTIONS as SIZE_OPTIONS
+from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ladder import climb, extend_ladder, write_ladder
 from lightning_llm.cli.ablate_try import add_options, attempt

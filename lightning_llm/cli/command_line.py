@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.accounting.sizing import OPTIONS as SIZE_OPTIONS
+from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config
@@ -74,10 +74,12 @@ def _check_option(name: str) -> None:
         raise ValueError(f"{shown(name)} is not an option: a config is given with --config {name}")
     top, dot, _ = name.removeprefix("--").partition(".")
     top = top.removesuffix("+")
-    known = [*CONFIG_OPTIONS, *FLAGS, *(f"--{each}" for each in (*SINGLE_OPTIONS, *SIZE_OPTIONS[:2], *SECTIONS))]
-    if top in SECTIONS if dot else any(each.startswith(name) for each in known):  # the parser accepts abbreviations
+    singles, sections = ([f"--{each}" for each in names] for names in ((*SINGLE_OPTIONS, *SIZE_OPTIONS), SECTIONS))
+    known = [*CONFIG_OPTIONS, *FLAGS, *singles, *sections]
+    is_known = top in SECTIONS if dot else any(each.startswith(name) for each in known)  # it may be abbreviated
+    if is_known:
         return
-    options = "--config FILE, --model.NAME, --data.NAME, --trainer.NAME, " + ", ".join(known[6:-3])
+    options = ", ".join(("--config FILE", *(f"{section}.NAME" for section in sections), *singles))
     if top in {field.name for field in fields(ModelConfig)}:
         raise ValueError(f"{shown(name)} is not an option: did you mean --model.architecture.{name[2:]}?")
     close = get_close_matches(top.removeprefix("--"), [option.lstrip("-") for option in known], 1)

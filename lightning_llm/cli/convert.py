@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.tool import OneLineParser, size_option, tool
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.trust import add_trust_option
@@ -21,7 +21,6 @@ from lightning_llm.io.untrusted import file_name
 from lightning_llm.runs.directory import CONFIG, SUMMARY
 from lightning_llm.runs.find import RUNS, find_checkpoint, run_of, step_in
 from lightning_llm.runs.status import read_summary
-from lightning_llm.training.run_config import size_option
 
 if TYPE_CHECKING:
     from lightning_llm.interop.reader import ModelFolder

@@ -6,17 +6,44 @@ Everything is computed from the config; docs/accounting.md derives the formulas 
 import argparse
 import dataclasses
 from itertools import starmap
+from pathlib import Path
 from typing import Any
 
 from lightning_llm.accounting.estimate import HELD, estimate
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.accounting.settings import STRATEGIES
+from lightning_llm.cli.tool import OneLineParser, size_option, tool
 from lightning_llm.io.atomic import write_json
+from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.units import shown_duration, shown_mib, shown_size
-from lightning_llm.training.run_config import RunOptions, add_options, read_run, size_option
+from lightning_llm.training.run_config import RunOptions, read_run
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which run, on which device."""
+    add = parser.add_argument
+    configs = "a config for fit, or the config.yaml of a run; repeatable"
+    add("--config", "-c", required=True, action="append", metavar="FILE", help=configs)
+    add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
+    add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
+    add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
+    add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
+    add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
+    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, run, store nor text has it")
+    add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
+    free = (
+        "memory of each device that the plan leaves free (default: the config's; on a GPU for context, libraries, gaps)"
+    )
+    add("--reserve", type=size_option, metavar="SIZE", help=free)
+    add("--size", metavar="N", help="set model and training by this number of parameters, such as 100k")
+    each = "with --size: tokens of the run for each parameter (default: the config's, or 10)"
+    add("--tokens-per-parameter", "--tokens_per_parameter", type=float, metavar="N", help=each)
+    add("--repeat", action="store_true", help="with --size: accept more than 4 epochs over the data")
+    add("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add_trust_option(parser, "import and measure classes outside lightning_llm")
 
 
 def _options(parser: OneLineParser) -> None:
-    add_options(parser)
+    add_run_options(parser)
     add = parser.add_argument
     add("--micro-batch-size", type=int, metavar="N", help="rows of one forward pass on a device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")

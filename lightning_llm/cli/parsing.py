@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import Path as ParsersPath
 
-from lightning_llm.accounting.sizing import OPTIONS as SIZE_OPTIONS
+from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli.command_line import SECTIONS, SINGLE_OPTIONS, configs_in, option_values
 from lightning_llm.io import trust
 from lightning_llm.io.config_file import check_yaml, parse_yaml, read_config

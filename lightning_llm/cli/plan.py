@@ -18,17 +18,18 @@ from lightning_llm.accounting.plan_report import config_for, decisions, describe
 from lightning_llm.accounting.planner import Planner, StepPlan, Task, choose
 from lightning_llm.accounting.settings import STRATEGIES
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.estimate import add_run_options
+from lightning_llm.cli.tool import OneLineParser, size_option, tool
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.units import GIB, shown_size
-from lightning_llm.training.run_config import RunOptions, add_options, read_run, size_option
+from lightning_llm.training.run_config import RunOptions, read_run
 
 PATIENCE = 1.0  # seconds before progress is shown
 TRACES = 400  # about as many as a plan with its frontier needs
 
 
 def _options(parser: OneLineParser) -> None:
-    add_options(parser)
+    add_run_options(parser)
     add = parser.add_argument
     add("--memory", type=size_option, required=True, metavar="SIZE", help="memory of each device, e.g. 80GiB")
     state = "allow AdamW's state in bfloat16, which changes results slightly; no other choice does"

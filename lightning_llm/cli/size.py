@@ -55,10 +55,10 @@ def with_sizing(
         return dict(json.loads(of_command.dump(parsed[parsed.subcommand], format="json")))
 
     contents = [read_config(Path(file)) if Path(file).is_file() else {} for file in configs_in(words)]
-    own = {name: option_values(words, f"--{name}") for name in sizing.OPTIONS}
+    own = {name: option_values(words, f"--{name}") for name in sizing.SIZE_OPTIONS}
     typed = {name: parse_yaml(values[-1]) for name, values in own.items() if values}
     asked = sizing.asked_in(contents, typed | ({"repeat": True} if "--repeat" in words else {}))
-    rest = [word for word in words if word.partition("=")[0].removeprefix("--") not in sizing.OPTIONS]
+    rest = [word for word in words if word.partition("=")[0].removeprefix("--") not in sizing.SIZE_OPTIONS]
     if asked is None:
         return rest, None
     if option_values(words, "--ckpt_path") and Path(configs_in(words)[-1]).name == CONFIG:

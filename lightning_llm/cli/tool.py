@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from lightning_llm.cli.commands import page_of, with_page
 from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
 from lightning_llm.cli.process import interrupts
+from lightning_llm.io.units import byte_size
 
 Action = Callable[[argparse.Namespace], object]
 AddOptions = Callable[["OneLineParser"], object]
@@ -81,3 +82,11 @@ def tool(add_options: AddOptions, *mistakes: type[Exception], **options: str) ->
         return Tool(act, f"lightning-llm {act.__name__.removeprefix('run_')}", add_options, *mistakes, **options)
 
     return made
+
+
+def size_option(text: str) -> int:
+    """A size in bytes, for ``argparse``."""
+    try:
+        return byte_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -26,9 +26,9 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_llm.accounting.plan_report import chosen_options, described
-from lightning_llm.accounting.sizing import OPTIONS
-from lightning_llm.checkpoints.reading import EXECUTION, check_run_checkpoint, read_outline
-from lightning_llm.checkpoints.schema import LIGHTNING
+from lightning_llm.accounting.sizing import SIZE_OPTIONS
+from lightning_llm.checkpoints.reading import check_run_checkpoint, read_outline
+from lightning_llm.checkpoints.schema import EXECUTION, LIGHTNING
 from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, size
 from lightning_llm.cli.commands import help_of
 from lightning_llm.cli.ends import say
@@ -125,7 +125,7 @@ class TrainingCLI(LightningCLI):
             options = self._parser(command).get_defaults().keys()
             raise argparse.ArgumentError(None, command_line.with_nearest(str(error), options)) from error
         self._options = self.config[self.config.subcommand]
-        for name in OPTIONS:
+        for name in SIZE_OPTIONS:
             self._options.pop(name, None)
         custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)

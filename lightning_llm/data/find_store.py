@@ -121,8 +121,8 @@ def vocab_size_of_text(corpus: str | None, path: str | None, tokenizer: str) -> 
         return int(read_meta(store)["vocab_size"])
     if not path and text != DEFAULT_CORPUS:
         return None
-    documents = open_corpus([text]).documents()
-    return Tokenizer.train_char(piece for document in documents for piece in document.pieces()).vocab_size
+    pieces = (piece for document in open_corpus([text]).documents() for piece in document.pieces())
+    return Tokenizer.train_char(pieces).vocab_size
 
 
 def train_tokens_of(data: Mapping[str, Any]) -> int | None:

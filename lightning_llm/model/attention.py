@@ -58,7 +58,7 @@ class CausalSelfAttention(nn.Module):
             x: (batch, seq, hidden), what enters the first block.
             context: Of the forward pass.
         """
-        name = _key_of(self.window)
+        name = f"window {self.window}"
         if self.window is not None and self.window < x.shape[1] and name not in context.shared:
             spans = spans_of_window(context, self.window, len(x), x.shape[1])
             context.shared[name] = with_blocks(spans, matmul_dtype(x), self.head_dim)
@@ -153,7 +153,7 @@ def attend(
         start = None if context.spans is None else context.spans.start
         return score_mod_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
     if window is not None:
-        mask = context.shared.get(_key_of(window)) or spans_of_window(context, window, len(query), seq)
+        mask = context.shared.get(f"window {window}") or spans_of_window(context, window, len(query), seq)
     if isinstance(mask, Spans):
         return span_attention(query, key, value, mask)
     if seq == 1 and context.cache is not None and not dropout:
@@ -182,19 +182,6 @@ def _after_cache(
     return key, value, _seen(context, new, key.shape[-2], window), None
 
 
-def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:
-    """The spans of a sliding window, within documents where there are any."""
-    start = (torch.arange(seq, device=context.positions.device) - (window - 1)).clamp(min=0)
-    return Spans(start.expand(batch, seq) if context.spans is None else torch.maximum(start, context.spans.start))
-
-
-def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
-    """The spans, with the blocks of FlexAttention where that computes the attention."""
-    device, seq = spans.start.device.type, spans.start.shape[1]
-    form = sizes.attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
-    return with_flex_blocks(spans) if form == "flex" else spans
-
-
 def _seen(context: Context, new: int, keys: int, window: int | None) -> Tensor:
     """Which positions of a cache the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
     assert context.cache is not None
@@ -205,9 +192,41 @@ def _seen(context: Context, new: int, keys: int, window: int | None) -> Tensor:
     return seen if seen.dim() == 2 else seen[:, None]
 
 
-def _key_of(window: int | None) -> str:
-    """What the spans of a window are called in ``context.shared``."""
-    return f"window {window}"
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
+    """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
+    mask_kind = "causal" if mask is None else "dense"
+    places = query.device.type, query.dtype.itemsize, query.shape[-1], query.shape[-2]
+    form = sizes.attention_form(*places, mask=mask_kind, dropout=dropout, training=query.requires_grad)
+    if form == "short":
+        return causal_attention(query, key, value)
+    groups = query.shape[1] // key.shape[1]
+    if form == "efficient" and groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    with _kernels(query):
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout, causal, enable_gqa=query.shape[1] != key.shape[1]
+        )
+
+
+def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of one new position: the heads of a group are the rows of one matmul with their common keys.
+
+    With 4 heads to each of 2 at 1,024 positions this took 54 µs where ``enable_gqa``, which copies the keys for each
+    head, took 104 (AMD Zen 5, 1 thread, torch 2.13). The query is (batch, heads, 1, head_dim), as is the result.
+    """
+    batch, heads, _, head_dim = query.shape
+    rows = query.reshape(batch, key.shape[1], -1, head_dim)
+    with _kernels(query):
+        mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
+    return mixed.reshape(batch, heads, 1, head_dim)
+
+
+def _kernels(query: Tensor) -> AbstractContextManager[None]:
+    """On a GPU not cuDNN's, where lengths vary: it makes a plan for each (pytorch#155958), for 0.1 s and more.
+
+    In training they do not. Without gradients prompts, prefixes and last batches have any length.
+    """
+    return sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda and not query.requires_grad else nullcontext()
 
 
 def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> Change:
@@ -232,20 +251,17 @@ def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float |
     return change
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
-    """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
-    mask_kind = "causal" if mask is None else "dense"
-    places = query.device.type, query.dtype.itemsize, query.shape[-1], query.shape[-2]
-    form = sizes.attention_form(*places, mask=mask_kind, dropout=dropout, training=query.requires_grad)
-    if form == "short":
-        return causal_attention(query, key, value)
-    groups = query.shape[1] // key.shape[1]
-    if form == "efficient" and groups > 1:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    with _kernels(query):
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout, causal, enable_gqa=query.shape[1] != key.shape[1]
-        )
+def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:
+    """The spans of a sliding window, within documents where there are any."""
+    start = (torch.arange(seq, device=context.positions.device) - (window - 1)).clamp(min=0)
+    return Spans(start.expand(batch, seq) if context.spans is None else torch.maximum(start, context.spans.start))
+
+
+def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
+    """The spans, with the blocks of FlexAttention where that computes the attention."""
+    device, seq = spans.start.device.type, spans.start.shape[1]
+    form = sizes.attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
+    return with_flex_blocks(spans) if form == "flex" else spans
 
 
 def attention_kernel(config: ModelConfig, seq: int, dtype: torch.dtype, device: torch.device) -> str:
@@ -266,24 +282,3 @@ def attention_kernel(config: ModelConfig, seq: int, dtype: torch.dtype, device: 
         )
         chosen = torch._fused_sdp_choice(query, key, key, None, config.dropout, True, enable_gqa=kv_heads != heads)
     return SDPBackend(chosen).name.lower().removesuffix("_attention")
-
-
-def _kernels(query: Tensor) -> AbstractContextManager[None]:
-    """On a GPU not cuDNN's, where lengths vary: it makes a plan for each (pytorch#155958), for 0.1 s and more.
-
-    In training they do not. Without gradients prompts, prefixes and last batches have any length.
-    """
-    return sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda and not query.requires_grad else nullcontext()
-
-
-def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of one new position: the heads of a group are the rows of one matmul with their common keys.
-
-    With 4 heads to each of 2 at 1,024 positions this took 54 µs where ``enable_gqa``, which copies the keys for each
-    head, took 104 (AMD Zen 5, 1 thread, torch 2.13). The query is (batch, heads, 1, head_dim), as is the result.
-    """
-    batch, heads, _, head_dim = query.shape
-    rows = query.reshape(batch, key.shape[1], -1, head_dim)
-    with _kernels(query):
-        mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
-    return mixed.reshape(batch, heads, 1, head_dim)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal
 
-from lightning_llm.io.options import number, option, option_problems
+from lightning_llm.io.options import number, option, option_faults
 from lightning_llm.io.trust import refuse_custom
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.layers import configs_of_layers, layer_faults, layer_form_faults, normalized_layers
-from lightning_llm.model.mup import mup_problems
+from lightning_llm.model.mup import mup_faults
 from lightning_llm.model.parts import (
     BUILT_IN,
     PARTIAL_ROPE,
@@ -29,7 +29,7 @@ from lightning_llm.model.parts import (
     part_faults,
     window_of_layer,
 )
-from lightning_llm.model.rope_scaling import scaling_problems
+from lightning_llm.model.rope_scaling import scaling_faults
 from lightning_llm.ops.sizes import CHECKPOINT_LEVELS
 
 Recompute = Literal["none", "mlp", "attention", "block"]
@@ -309,15 +309,15 @@ class ModelConfig:
         yield from self._attention_faults()
         yield from self._level_faults()
         if self.rope_scaling is not None:
-            yield from scaling_problems(self.rope_scaling)
+            yield from scaling_faults(self.rope_scaling)
             if self.position != "rope":
                 yield f"rope_scaling needs position 'rope', got {name_of(self.position)!r}"
         if self.mup is not None:
             names = {kind: name_of(getattr(self, kind)) for kind in BUILT_IN}
-            yield from mup_problems(self.mup, names, ties_embeddings=self.tie_word_embeddings)
+            yield from mup_faults(self.mup, names, ties_embeddings=self.tie_word_embeddings)
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
-        yield from option_problems(self)
+        yield from option_faults(self)
 
     def _level_faults(self) -> Iterator[str]:
         given = self.checkpoint_level

@@ -25,7 +25,7 @@ class Context(NamedTuple):
         positions: (seq,) or (batch, seq), int64.
         position: The part ``position`` of the model.
         shared: For whatever parts leave for those of later layers, such as the first layer's values.
-        state: What it prepared for these positions.
+        state: What ``position`` prepared for these positions.
         cache: Keys and values of the positions before, to which attention adds the new ones.
         spans: The documents that tokens see, where attention stays inside documents.
         mask: What full attention takes: the spans, perhaps with their blocks; or (batch, 1, seq, seq), added to the

@@ -83,8 +83,8 @@ class AdamW(GroupOptimizer):
         defaults |= {"fused": fused, "state_dtype": state_dtype, "param_rounding": param_rounding}
         super().__init__(params, defaults)
 
-    def step_group(self, group: Group, first: int) -> None:
-        adamw_step(group, self.state, first)
+    def step_group(self, group: Group, offset: int) -> None:
+        adamw_step(group, self.state, offset)
 
     def check_saved(self, state_dict: dict[str, Any]) -> None:
         """Accepts the state of this class or of ``torch.optim.AdamW``, without options that this class lacks."""
@@ -96,11 +96,11 @@ class AdamW(GroupOptimizer):
                 )
 
 
-def adamw_step(group: Group, state: defaultdict[Tensor, Any], first: int) -> None:
-    """One AdamW step for those of a group that have a gradient; ``first`` as for ``GroupOptimizer.step_group``."""
+def adamw_step(group: Group, state: defaultdict[Tensor, Any], offset: int) -> None:
+    """One AdamW step for those of a group that have a gradient; ``offset`` as for ``GroupOptimizer.step_group``."""
     hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     hyper["beta1"], hyper["beta2"] = group["betas"]
-    for (device, dtype, step, contiguous), rows in _buckets(group, state, first).items():
+    for (device, dtype, step, contiguous), rows in _buckets(group, state, offset).items():
         stochastic = group["param_rounding"] == "stochastic" and dtype == torch.bfloat16
         rounding = group["state_dtype"] is not None or stochastic
         fused = _is_fused(group["fused"], device) and contiguous
@@ -153,11 +153,11 @@ def _is_fused(fused: bool | None, device: torch.device) -> bool:
     return fused is not False and device.type in FUSED_DEVICES
 
 
-def _buckets(group: Group, state: defaultdict[Tensor, Any], first: int) -> dict[Bucket, list[Row]]:
+def _buckets(group: Group, state: defaultdict[Tensor, Any], offset: int) -> dict[Bucket, list[Row]]:
     """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can take."""
     buckets: dict[Bucket, list[Row]] = defaultdict(list)
     for param in group["params"]:
-        place, first = first, first + param.numel()
+        place, offset = offset, offset + param.numel()
         if param.grad is None:
             continue
         own = state[param]

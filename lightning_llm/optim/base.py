@@ -64,20 +64,20 @@ class GroupOptimizer(Optimizer, abc.ABC):
                     f"gradients must be dense, got {param.grad.layout} of shape {tuple(param.grad.shape)}: "
                     "make the embedding with sparse=False"
                 )
-        first = 0
+        offset = 0
         with torch.no_grad():
             for group in self.param_groups:
-                self.step_group(group, first)
-                first += sum(param.numel() for param in group["params"])
+                self.step_group(group, offset)
+                offset += sum(param.numel() for param in group["params"])
         return loss
 
     @abc.abstractmethod
-    def step_group(self, group: Group, first: int) -> None:
+    def step_group(self, group: Group, offset: int) -> None:
         """Updates the parameters of one group.
 
         Args:
             group: Its parameters and options.
-            first: How many numbers the parameters of the groups before it hold.
+            offset: How many numbers the parameters of the groups before it hold.
         """
 
     def check_saved(self, state_dict: dict[str, Any]) -> None:

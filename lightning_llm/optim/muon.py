@@ -116,11 +116,11 @@ class MuonAdamW(GroupOptimizer):
                 shape = tuple(param.shape)
                 raise ValueError(f"Muon takes matrices, got a parameter of shape {shape}: use algorithm 'adamw'")
 
-    def step_group(self, group: Group, first: int) -> None:
+    def step_group(self, group: Group, offset: int) -> None:
         if group["algorithm"] == "muon":
-            muon_step(group, self.state, first, self.replicas)
+            muon_step(group, self.state, offset, self.replicas)
         else:
-            adamw_step(group, self.state, first)
+            adamw_step(group, self.state, offset)
 
     def check_saved(self, state_dict: dict[str, Any]) -> None:
         """Accepts the state of this class, with groups of the same algorithms."""
@@ -134,18 +134,18 @@ class MuonAdamW(GroupOptimizer):
                 raise ValueError(f"the optimizer state has no {min(missing)}: it was not saved by MuonAdamW")
 
 
-def muon_step(group: Group, state: defaultdict[Tensor, Any], first: int = 0, replicas: Any = None) -> None:
+def muon_step(group: Group, state: defaultdict[Tensor, Any], offset: int = 0, replicas: Any = None) -> None:
     """One Muon step for the matrices of one group that have a gradient.
 
     Args:
         group: Parameters and options.
         state: Of the optimizer.
-        first: As for ``GroupOptimizer.step_group``.
+        offset: As for ``GroupOptimizer.step_group``.
         replicas: As of :class:`MuonAdamW`.
     """
     places: dict[Tensor, int] = {}
     for param in group["params"]:
-        places[param], first = first + place_of_shard(param), first + param.numel()
+        places[param], offset = offset + place_of_shard(param), offset + param.numel()
         if param.grad is not None and not state[param]:
             state[param]["momentum_buffer"] = torch.zeros_like(param)
     for params in _stacks([param for param in group["params"] if param.grad is not None], state, replicas):

@@ -14,8 +14,8 @@ from lightning_llm.accounting.planner import StepPlan
 from lightning_llm.checkpoints import recipes
 from lightning_llm.checkpoints.compatibility import check_loading
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
-from lightning_llm.checkpoints.reading import EXECUTION, only_checkpoints
-from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
+from lightning_llm.checkpoints.reading import only_checkpoints
+from lightning_llm.checkpoints.schema import EXECUTION, FORMAT, FORMAT_VERSION
 from lightning_llm.data.batches import Batch
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate

@@ -14,8 +14,8 @@ from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import STATE_BYTES, STRATEGIES, UNMEASURED, Measured, StepSettings
-from lightning_llm.accounting.sizing import OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
+from lightning_llm.accounting.settings import STATE_BYTES, STATE_PER_PARAMETER, UNMEASURED, Measured, StepSettings
+from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
 from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.io.config_file import (
     MOST,
@@ -28,51 +28,17 @@ from lightning_llm.io.config_file import (
     text_of,
     whole_of,
 )
-from lightning_llm.io.trust import add_trust_option, is_custom, is_import_path, refuse_custom
+from lightning_llm.io.trust import is_custom, is_import_path, refuse_custom
 from lightning_llm.io.units import byte_size
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
 from lightning_llm.runs.options import flat
 
-# Tensors of a parameter's size that an optimizer keeps for each parameter; MuonAdamW has its own formula below.
-STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1}  # ours and torch's
 OWN, OF_TORCH = "lightning_llm.optim.", "torch.optim."
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
 SIZES = {"context_length", "global_batch_size"}
 SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which run, on which device."""
-    add = parser.add_argument
-    configs = "a config for fit, or the config.yaml of a run; repeatable"
-    add("--config", "-c", required=True, action="append", metavar="FILE", help=configs)
-    add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
-    add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
-    add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
-    add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
-    add("--precision", metavar="P", help="32-true, bf16-true or bf16-mixed (default: the config's)")
-    add("--vocab-size", type=int, metavar="N", help="vocabulary size, if neither config, run, store nor text has it")
-    add("--state-dtype", choices=("bfloat16",), help="dtype of AdamW's averages (default: the config's)")
-    free = (
-        "memory of each device that the plan leaves free (default: the config's; on a GPU for context, libraries, gaps)"
-    )
-    add("--reserve", type=size_option, metavar="SIZE", help=free)
-    add("--size", metavar="N", help="set model and training by this number of parameters, such as 100k")
-    each = "with --size: tokens of the run for each parameter (default: the config's, or 10)"
-    add("--tokens-per-parameter", "--tokens_per_parameter", type=float, metavar="N", help=each)
-    add("--repeat", action="store_true", help="with --size: accept more than 4 epochs over the data")
-    add("--json", type=Path, metavar="FILE", help="write all figures to this file")
-    add_trust_option(parser, "import and measure classes outside lightning_llm")
-
-
-def size_option(text: str) -> int:
-    """A size in bytes, for ``argparse``."""
-    try:
-        return byte_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +61,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, parsed: argparse.Namespace) -> "RunOptions":
-        """Pick the options of ``add_options`` from those that a command parsed."""
+        """Pick them from the options that a command parsed."""
         return cls(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(cls)})
 
 
@@ -167,9 +133,9 @@ def _sized(
     contents: Sequence[Section], raw: Section, options: RunOptions, source: Path
 ) -> tuple[Section, Sizing | None, float | None]:
     """The configs with what ``size`` sets, what that is, and the epochs of the run, if its store exists."""
-    typed = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) not in (None, False)}
+    typed = {name: getattr(options, name) for name in SIZE_OPTIONS if getattr(options, name) not in (None, False)}
     asked = asked_in(contents, typed)
-    raw = {name: value for name, value in raw.items() if name not in OPTIONS}
+    raw = {name: value for name, value in raw.items() if name not in SIZE_OPTIONS}
     if asked is None:
         return raw, None, None
     base: Section = {"data": {"context_length": CONTEXT_LENGTH, "global_batch_size": GLOBAL_BATCH_SIZE}}

@@ -197,14 +197,13 @@ class Trainer(pl.Trainer):
     def check(
         self, model: pl.LightningModule, datamodule: Any, ckpt_path: str | None = None, weights_only: bool | None = None
     ) -> None:
-        """Run the checks that `fit` runs before its first step, without training; the findings are in `checks`.
+        """Run the checks that ``fit`` runs before its first step, without training; the findings are in ``checks``.
 
         Args:
             model: The LanguageModel.
             datamodule: Its data.
-            ckpt_path: The checkpoint that `fit` would resume from.
-            weights_only: As in `fit`.
-
+            ckpt_path: The checkpoint that ``fit`` would resume from.
+            weights_only: As in ``fit``.
         """
         self.checks = self.preflight(model, datamodule)
         if ckpt_path is not None:

@@ -7,6 +7,7 @@ import torch
 
 from lightning_llm.ablate import cost
 from lightning_llm.measure.timer import Timing
+from lightning_llm.optim.groups import GroupRule
 
 
 def weights(model):
@@ -21,6 +22,13 @@ def test_a_step_trains(make_arm):
     assert all(value.grad is None for value in steps.model.parameters())
     fixed = sum(value.nbytes for value in before.values())
     assert steps.peak_bytes() > 4 * fixed  # weights, gradients and two averages of AdamW
+
+
+def test_the_optimizer_has_the_groups_of_a_run(make_arm):
+    arm = make_arm("baseline")
+    arm.model.groups = [GroupRule(pattern="layers.0.*", lr_factor=0.5)]
+    rates = [group["lr"] for group in cost.TrainingSteps(arm).optimizer.param_groups]
+    assert min(rates) == max(rates) / 2
 
 
 def test_time_and_memory_of_each_side(make_arm, monkeypatch):

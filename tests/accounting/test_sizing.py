@@ -236,6 +236,7 @@ def test_the_last_config_with_a_size_ends_the_base():
     contents = [{"size": "25k", "tokens_per_parameter": 3}, {"size": "50k"}, {"repeat": True}]
     assert asked_in(contents, {}) == (50_000, 3, True, 2)
     assert asked_in(contents, {"size": "1M"}) == (1_000_000, 3, True, 3)
+    assert asked_in(contents, {"repeat": True, "tokens_per_parameter": 4}) == (50_000, 4, True, 2)
     assert asked_in([*contents, {"size": None, "tokens_per_parameter": None, "repeat": None}], {}) is None
     assert asked_in([{}], {"size": 5000}) == (5000, 10.0, False, 1)
     for typed, problem in (({"repeat": True}, "repeat needs size"), ({"tokens_per_parameter": 2}, "needs size")):
@@ -247,7 +248,7 @@ def test_the_last_config_with_a_size_ends_the_base():
 
 
 def test_defaults_of_optimizers_are_those_of_their_classes():
-    for path, (_, *expected) in module.OPTIMIZERS.items():
+    for path, (_, *expected) in module.RATES_OF_OPTIMIZERS.items():
         cls = getattr(optim if path.startswith("lightning_llm") else torch.optim, path.rpartition(".")[2])
         own = inspect.signature(cls).parameters
         assert [own["lr"].default, own["weight_decay"].default] == expected

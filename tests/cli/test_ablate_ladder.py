@@ -111,6 +111,10 @@ def test_a_dry_run_leaves_nothing(folder, capsys):
     said = capsys.readouterr().out
     assert " 13 " in said
     assert "grows" not in said
+    looks = {"baseline": asked["baseline"], "variants": asked["variants"], "looks": [4, 6]}
+    Path("looks.yaml").write_text(yaml.safe_dump(looks))
+    assert main(["ablate", "run", "looks.yaml", "--dry-run"]) == 0
+    assert f" {1 + 4 + 2 * 6} " in capsys.readouterr().out  # the null variant ends with the first look
     assert main(["ablate", "run", "tuned.yaml", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert f" {13 + 2 * (4 * 2 + 4)} " in said  # of each arm, three values and the vertex, and the pairs

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.training.run_config import RunOptions, add_options, read_run
+from lightning_llm.cli.estimate import add_run_options
+from lightning_llm.training.run_config import RunOptions, read_run
 
 ARCHITECTURE = {"vocab_size": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 CONFIG = {"model": {"architecture": ARCHITECTURE}}
@@ -17,7 +18,7 @@ def read(tmp_path, monkeypatch):
     """``read(config, …, "--option", …)``: the run of these configs, in their order, and options."""
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()
-    add_options(parser)
+    add_run_options(parser)
 
     def of(*words):
         arguments = []

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_llm.checkpoints.reading import EXECUTION
-from lightning_llm.checkpoints.schema import FORMAT
+from lightning_llm.checkpoints.schema import EXECUTION, FORMAT
 from lightning_llm.runs.options import UNCOMPARED, flat, is_among
 from lightning_llm.training.environment import changes_since
 
