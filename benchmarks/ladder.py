@@ -213,9 +213,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
         (axis,) = np.ravel(axes)
         for row in rows:
             axis.plot(FACTORS, np.mean(row.losses, axis=0), marker="o", ms=3, label=row.variant)
-        axis.set(
-            xlabel="learning rate / --size's", xscale="log", ylabel=f"validation loss, nats/character{LOWER}"
-        )
+        axis.set(xlabel="learning rate / --size's", xscale="log", ylabel=f"validation loss, nats/character{LOWER}")
         axis.legend(fontsize=8.5)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import baselines, cost, memory_scaling, mup, techniques
+from lightning_llm.ablate import ladder_report
 from lightning_llm.ablate.plots import forest
 from lightning_llm.bench.plots import draw_points
 from lightning_llm.bench.rows import Row, read_rows
@@ -22,10 +23,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 class Plot(NamedTuple):
-    """What draws it, its source in ``docs/benchmarks`` or ``docs/experiments``, and its title."""
+    """What draws it, its sources in ``docs/benchmarks`` or ``docs/experiments``, and its title."""
 
     draw: Callable[..., None]
-    source: str
+    sources: str  # separated by spaces; several are drawn as a list
     title: str
 
 
@@ -45,6 +46,16 @@ def draw_verdicts(report: Mapping[str, Any], path: Path, title: str, names: Mapp
         axes[0, 0].set_xlabel(f"difference from SwiGLU, nats per character (negative is better; {dots})")
 
 
+def draw_ladders(
+    reports: Sequence[Mapping[str, Any]], path: Path, title: str, *, names: Mapping[str, str], **options: Any
+) -> None:
+    """The difference of the first variant of several ladders over their sizes; each has its line by its label."""
+    lines = {names[report["name"]]: next(iter(report["ladder"].values())) for report in reports}
+    with chart(path, title, height=3.4, **options) as axes:
+        ladder_report.draw(axes[0], {**reports[0], "ladder": lines, "target": None})
+        axes[0, 0].set_ylabel("difference, nats (negative is better)")
+
+
 _VERDICTS = Plot(
     partial(draw_verdicts, names={"geglu": "GEGLU", "relu2": "ReLU²", "relu": "ReLU", "gelu": "GELU"}),
     "experiments/which-mlp-confirm",
@@ -54,6 +65,16 @@ _FRONTIER = Plot(
     draw_frontier,
     "benchmarks/swiglu-kept-cpu",
     "Three SwiGLU MLPs, forward and backward: 1,024 wide, 4,096 hidden units, 4,096 tokens, 2 CPU cores",
+)
+_LADDERS = {
+    "swiglu-relu2-muonadamw-2": "MuonAdamW, 2 tokens",
+    "swiglu-relu2-muonadamw-20": "MuonAdamW, 20 tokens",
+    "swiglu-relu2-adamw-2": "AdamW, 2 tokens",
+}
+_RELU2 = Plot(
+    partial(draw_ladders, names=_LADDERS),
+    " ".join(f"experiments/{name}" for name in _LADDERS),
+    "ReLU² instead of SwiGLU, 2 or 20 tokens per parameter: 8 pairs at each size, 95% intervals",
 )
 _BENCHES = (
     (memory_scaling.BENCH, "Peak memory of one SwiGLU MLP, forward and backward: 1,024 wide, 4,096 hidden units"),
@@ -65,6 +86,7 @@ _BENCHES = (
 PLOTS = {
     "images/verdicts.png": _VERDICTS,
     "images/verdicts-dark.png": _VERDICTS._replace(draw=partial(_VERDICTS.draw, dark=True)),
+    "images/relu2.png": _RELU2,
     "images/frontier.png": _FRONTIER,
     "images/frontier-dark.png": _FRONTIER._replace(draw=partial(_FRONTIER.draw, dark=True)),
     **{
@@ -74,21 +96,25 @@ PLOTS = {
 }
 
 
-def source_of(plot: Plot) -> Path:
-    """The file that it shows."""
-    return DOCS / f"{plot.source}.json"
+def sources_of(plot: Plot) -> list[Path]:
+    """The files that it shows."""
+    return [DOCS / f"{source}.json" for source in plot.sources.split()]
 
 
 def draw_all(folder: Path = DOCS) -> Iterator[Path]:
     """Draw all plots; yields where each was written."""
     for name, plot in PLOTS.items():
-        source = source_of(plot)
-        is_report = source.parent.name == "experiments"
-        content = json.loads(source.read_text(encoding="utf-8")) if is_report else read_rows(source)
-        plot.draw(content, folder / name, plot.title, metadata={"Description": fingerprint(source)})
+        first, *others = contents = [content_of(source) for source in sources_of(plot)]
+        metadata = {"Description": fingerprint(*sources_of(plot))}
+        plot.draw(contents if others else first, folder / name, plot.title, metadata=metadata)
         yield folder / name
 
 
-def fingerprint(path: Path) -> str:
-    """Of the content of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def content_of(source: Path) -> Any:
+    """A report, or rows."""
+    return json.loads(source.read_text(encoding="utf-8")) if source.parent.name == "experiments" else read_rows(source)
+
+
+def fingerprint(*paths: Path) -> str:
+    """Of the content of files."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -18,8 +18,8 @@ columns, the first entry is the first table of the page:
         variant: '{variant}'
         peak, MiB: '{peak_bytes / MiB:,.0f} ({peak_bytes / first.peak_bytes:.2f})'
 
-An experiment of ``lightning-llm ablate`` has a row for each side, and a stream for each idea; their fields are those of
-``report.json``.
+An experiment of ``lightning-llm ablate`` has a row for each side, a stream one for each idea, and a ladder one for each
+variant, with the ladder's name as ``report``; their fields are those of ``report.json``.
 
 ``first`` is the first row of the same shape and dtype, ``of("ours")`` the row of that variant there. ``each:`` with an
 expression makes one row for each of its values, ``if:`` leaves rows out.
@@ -67,8 +67,13 @@ def rows_of(name: str) -> list[Row]:
 def _sides(report: dict[str, Any]) -> list[Row]:
     """A row for the baseline and for each variant, with its cost as ``step`` and its tuning as ``rates``.
 
-    Of a stream a row for each idea.
+    Of a stream a row for each idea, of a ladder one for each variant.
     """
+    if "ladder" in report:
+        return [
+            Row(variant=name, report=report["name"], **row, shape=None, dtype=None)
+            for name, row in report["ladder"].items()
+        ]
     if "ideas" in report:
         return [Row(variant=idea["name"], **idea, shape=None, dtype=None) for idea in report["ideas"]]
     steps, rates = report["cost"]["sides"], (report["tuning"] or {}).get("sides", {})

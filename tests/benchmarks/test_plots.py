@@ -1,6 +1,5 @@
 """The plots of the pages: of the committed rows, embedded, and without labels that overlap."""
 
-import json
 import re
 
 import numpy as np
@@ -22,7 +21,7 @@ DOCS = ROOT / "docs"
 def test_a_plot_is_that_of_its_rows(name):
     picture = Image.open(DOCS / name)
     again = "python -m benchmarks.tables --plots draws it again"
-    assert picture.text["Description"] == plots.fingerprint(plots.source_of(plots.PLOTS[name])), again
+    assert picture.text["Description"] == plots.fingerprint(*plots.sources_of(plots.PLOTS[name])), again
     assert picture.width == 1660
 
 
@@ -51,7 +50,7 @@ def test_labels_do_not_overlap(figures, tmp_path, capsys):
 
 def test_the_line_at_0_leaves_room_for_words(figures, tmp_path):
     plot = plots.PLOTS["images/verdicts.png"]
-    plot.draw(json.loads(plots.source_of(plot).read_text(encoding="utf-8")), tmp_path / "x.png", plot.title)
+    plot.draw(plots.content_of(*plots.sources_of(plot)), tmp_path / "x.png", plot.title)
     axis = figures[0].axes[0]
     line = next(each for each in axis.collections if np.ptp(each.get_paths()[0].vertices[:, 0]) == 0)
     pieces = [axis.transData.transform(path.vertices) for path in line.get_paths()]
@@ -64,7 +63,7 @@ def test_the_line_at_0_leaves_room_for_words(figures, tmp_path):
 def test_bars_of_ours_are_red_and_all_axes_have_their_dtype(figures, tmp_path):
     for name in ("baselines", "techniques"):
         plot = plots.PLOTS[f"benchmarks/{name}-cpu.png"]
-        plot.draw(read_rows(plots.source_of(plot)), tmp_path / "x.png", plot.title)
+        plot.draw(plots.content_of(*plots.sources_of(plot)), tmp_path / "x.png", plot.title)
     baselines, techniques = figures
     assert [axis.get_title() for axis in baselines.axes] == ["bfloat16", "bfloat16", "float32", "float32"]
     names = [label.get_text() for label in techniques.axes[0].get_yticklabels()]
