@@ -9,8 +9,8 @@ import yaml
 from lightning_llm.ablate.experiment import LOOKS, Experiment, experiment_of
 
 ROOT = Path(__file__).parents[2]
-LADDERS = ("ladder", "parts")
-SHIPPED = sorted(path for path in (ROOT / "examples" / "ablations").glob("*.yaml") if path.stem not in LADDERS)
+EXAMPLES = {path: yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / "examples" / "ablations").glob("*.yaml")}
+SHIPPED = sorted(path for path, content in EXAMPLES.items() if "sizes" not in content)  # the others are ladders
 RATE = "model.optimizer.init_args.lr"
 BASE = {"baseline": "a.yaml", "variants": {"relu": {"model.architecture.mlp": "relu"}}}
 

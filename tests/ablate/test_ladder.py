@@ -9,8 +9,9 @@ from lightning_llm.ablate.ladder import LADDER, check_reach, ladder_of, read_lad
 from lightning_llm.ablate.ladder_report import promise_for
 from lightning_llm.model.parts import BUILT_IN, name_of
 from tests.ablate.conftest import COMPUTES, LADDER_FILE
-from tests.ablate.test_experiment import ROOT
+from tests.ablate.test_experiment import EXAMPLES, ROOT
 
+SHIPPED = sorted(path for path, content in EXAMPLES.items() if "sizes" in content)
 OPTION = "model.optimizer.init_args.lr"
 
 
@@ -39,12 +40,19 @@ def test_what_a_ladder_cannot_be(changes, says):
         ladder_of({**LADDER_FILE, **changes}, "the file", "name")
 
 
-@pytest.mark.parametrize(("name", "match"), [("ladder", "parameters"), ("parts", "flops")])
-def test_those_that_are_shipped_are_some(name, match):
-    path = ROOT / "examples" / "ablations" / f"{name}.yaml"
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_those_that_are_shipped_are_some(path):
     ladder = ladder_of(yaml.safe_load(path.read_text(encoding="utf-8")), path, path.stem)
-    assert (str(ladder.out), ladder.sizes, ladder.target) == (f"runs/{name}", ("25k", "50k", "100k"), "200k")
-    assert ladder.experiment("25k").match == match
+    assert (str(ladder.out), ladder.sizes, ladder.target) == (f"runs/{path.stem}", ("25k", "50k", "100k"), "200k")
+    assert ladder.experiment("25k").match == ("flops" if path.stem == "parts" else "parameters")
+
+
+def test_the_ladders_of_one_question_differ_in_tokens_and_optimizer():
+    files = [yaml.safe_load(path.read_text("utf-8")) for path in SHIPPED if path.stem.startswith("swiglu-relu2")]
+    assert [file.pop("tokens_per_parameter") for file in files] == [2, 20, 2, 20]
+    optimizers = [file["options"].pop("model.optimizer", None) for file in files]
+    assert optimizers == [optimizers[0], optimizers[0], None, None]
+    assert len({str({**file, "name": ""}) for file in files}) == 1
 
 
 def test_the_shipped_parts_are_the_new_ones():
