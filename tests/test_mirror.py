@@ -20,7 +20,7 @@ WITHOUT = {
     "cli/command_line.py": "cli/test_parser_words.py",
     "cli/convert.py": "cli/test_export.py",
     "cli/process.py": "cli/test_ends.py",
-    "data/defaults.py": "data/test_datamodule.py",
+    "data/defaults.py": "training/test_run_config.py",
     "interop/config_json.py": "interop/test_reader.py",
     "interop/hf_mapping.py": "interop/test_writer.py",
     "interop/weights.py": "interop/test_reader.py",
@@ -28,7 +28,7 @@ WITHOUT = {
     "ops/autograd.py": "ops/test_swiglu.py",
     "ops/checks.py": "ops/test_swiglu.py",
     "ops/loss_chunks.py": "ops/test_losses.py",
-    "ops/score_mod_attention.py": "model/test_attention.py",
+    "ops/score_mod_attention.py": "model/test_attention_formulas.py",
     "ops/swiglu_tiles.py": "ops/test_swiglu.py",
 }
 

@@ -74,10 +74,10 @@ def _check_option(name: str) -> None:
         raise ValueError(f"{shown(name)} is not an option: a config is given with --config {name}")
     top, dot, _ = name.removeprefix("--").partition(".")
     top = top.removesuffix("+")
-    singles, sections = ([f"--{each}" for each in names] for names in ((*SINGLE_OPTIONS, *SIZE_OPTIONS), SECTIONS))
+    singles = [f"--{each}" for each in (*SINGLE_OPTIONS, *SIZE_OPTIONS)]
+    sections = [f"--{each}" for each in SECTIONS]
     known = [*CONFIG_OPTIONS, *FLAGS, *singles, *sections]
-    is_known = top in SECTIONS if dot else any(each.startswith(name) for each in known)  # it may be abbreviated
-    if is_known:
+    if (dot and top in SECTIONS) or (not dot and any(each.startswith(name) for each in known)):  # may be abbreviated
         return
     options = ", ".join(("--config FILE", *(f"{section}.NAME" for section in sections), *singles))
     if top in {field.name for field in fields(ModelConfig)}:

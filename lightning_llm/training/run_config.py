@@ -174,7 +174,7 @@ def _architecture(raw: Section, options: RunOptions, source: Path) -> ModelConfi
 def _vocab_size_of_data(raw: Section, source: Path) -> int | None:
     """From the store, the run, the tokenizer or the text, whichever has it first; ``None``: none of them."""
     data, store, tokenizer = section_of(raw, "data"), text_of(raw, "data.store"), text_of(raw, "data.tokenizer")
-    if store and (Path(store) / "meta.json").is_file():
+    if store and (Path(store) / "meta.json").is_file():  # token_store.META, which loads NumPy
         return cast("int | None", read_json(file_in(Path(store), "meta.json")).get("vocab_size"))
     if (of_run := _vocab_size_of_run(source)) is not None:
         return of_run
