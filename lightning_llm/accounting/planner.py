@@ -1,4 +1,4 @@
-"""The fastest setting of a training step that fits a memory.
+"""The fastest choice of a training step that fits a memory.
 
 The planner chooses only what leaves the training as it is, up to rounding: the micro-batch (the global batch stays),
 how many layers of the memory-optimized MLP are at level 2 and 1, what else is recomputed, whether the loss is cut into
@@ -93,9 +93,9 @@ class StepChoice:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """A setting with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
+    """A choice with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
 
-    setting: StepChoice
+    choice: StepChoice
     accumulation: int
     memory: SharedMemory
     needed: int
@@ -103,11 +103,11 @@ class StepPlan:
 
 
 class Planner:
-    """Finds settings for one task, and remembers what it computed.
+    """Finds the choices of one task, and remembers what it computed.
 
     Args:
         task: What is fixed, and what may be chosen.
-        tick: Called whenever the memory of a setting was computed, which is what planning spends its time on.
+        tick: Called whenever the memory of a choice was computed, which is what planning spends its time on.
 
     Raises:
         ValueError: The global batch cannot be divided by the processes, or the task is not covered by the accounting.
@@ -129,27 +129,27 @@ class Planner:
         recomputes: tuple[Recompute, ...] = ("none", "attention", "block")
         if not self.deepest:
             recomputes = ("none", "mlp", "attention", "block")
-        choices = product(self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies)
-        groups = [StepChoice(*choice, counts=(0, 0, task.config.num_hidden_layers)) for choice in choices]
-        self._groups = sorted(groups, key=lambda group: self.time(group).seconds)
+        decisions = product(self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies)
+        choices = [StepChoice(*each, counts=(0, 0, task.config.num_hidden_layers)) for each in decisions]
+        self._choices = sorted(choices, key=lambda choice: self.time(choice).seconds)  # every layer at level 0
 
-    # -- what a setting takes -----------------------------------------------------------------------------------------
+    # -- what a choice takes ------------------------------------------------------------------------------------------
 
-    def _step(self, setting: StepChoice) -> StepSettings:
+    def _step(self, choice: StepChoice) -> StepSettings:
         """The step with what was chosen."""
         return dataclasses.replace(
             self.task.step,
-            rows=setting.rows,
-            accumulation=self.task.global_batch_size // (self.task.step.world_size * setting.rows),
-            loss_chunks=setting.loss_chunks,
-            strategy=setting.strategy,
-            state_itemsize=STATE_BYTES[setting.state_dtype],
+            rows=choice.rows,
+            accumulation=self.task.global_batch_size // (self.task.step.world_size * choice.rows),
+            loss_chunks=choice.loss_chunks,
+            strategy=choice.strategy,
+            state_itemsize=STATE_BYTES[choice.state_dtype],
         )
 
-    def _memory(self, setting: StepChoice) -> SharedMemory:
+    def _memory(self, choice: StepChoice) -> SharedMemory:
         """Bytes on each process."""
-        step = self.step(setting)
-        points = self._extrapolated(setting.recompute, step.unshared).with_layers(setting.counts)
+        step = self.step(choice)
+        points = self._extrapolated(choice.recompute, step.unshared).with_layers(choice.counts)
         memory = shared_memory(self.task.config, points, step)
         self._tick()
         return memory
@@ -157,23 +157,23 @@ class Planner:
     def _extrapolated_memory(self, recompute: Recompute, step: StepSettings) -> ExtrapolatedMemory | TracedMemory:
         return memory_by_depth(dataclasses.replace(self.task.config, recompute=recompute), step)
 
-    def _time(self, setting: StepChoice) -> StepTime:
+    def _time(self, choice: StepChoice) -> StepTime:
         """Seconds of a step."""
-        return step_time(configured(self.task.config, setting), self.task.cost_model, self.step(setting))
+        return step_time(configured(self.task.config, choice), self.task.cost_model, self.step(choice))
 
-    def needed(self, setting: StepChoice) -> int:
+    def needed(self, choice: StepChoice) -> int:
         """Bytes of each device, with what tensors do not get."""
-        return self.task.reserve.around(self.memory(setting).peak)
+        return self.task.reserve.around(self.memory(choice).peak)
 
-    def plan(self, setting: StepChoice) -> StepPlan:
-        """The setting with all of it."""
-        accumulation = self.step(setting).accumulation
-        return StepPlan(setting, accumulation, self.memory(setting), self.needed(setting), self.time(setting))
+    def plan(self, choice: StepChoice) -> StepPlan:
+        """The choice with what it takes."""
+        accumulation = self.step(choice).accumulation
+        return StepPlan(choice, accumulation, self.memory(choice), self.needed(choice), self.time(choice))
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
-    def fastest(self, memory: float, allowed: Callable[[StepChoice], bool] = lambda group: True) -> StepPlan | None:
-        """The setting of the least time that needs at most ``memory`` bytes; of equals the one that needs less.
+    def fastest(self, memory: float, allowed: Callable[[StepChoice], bool] = lambda choice: True) -> StepPlan | None:
+        """The choice of the least time that needs at most ``memory`` bytes; of equals the one that needs less.
 
         Args:
             memory: Bytes of a device; ``inf`` for no limit.
@@ -181,26 +181,26 @@ class Planner:
         """
         best: StepChoice | None = None
         max_rows: dict[StepChoice, int] = {}  # rows, by what else is chosen
-        for group in filter(allowed, self._groups):
-            if best is not None and self.time(group).seconds > self.time(best).seconds:
+        for choice in filter(allowed, self._choices):
+            if best is not None and self.time(choice).seconds > self.time(best).seconds:
                 break
-            choice = dataclasses.replace(group, rows=self.rows[0])
-            if choice not in max_rows:
-                max_rows[choice] = self._most_rows(choice, memory)
-            if group.rows <= max_rows[choice] or group.rows == self.rows[-1]:
-                fitting = self._fitting(group, memory)
+            without_rows = dataclasses.replace(choice, rows=self.rows[0])
+            if without_rows not in max_rows:
+                max_rows[without_rows] = self._most_rows(without_rows, memory)
+            if choice.rows <= max_rows[without_rows] or choice.rows == self.rows[-1]:
+                fitting = self._fitting(choice, memory)
                 best = min([best, *fitting] if best else fitting, key=self._rank, default=None)
         return None if best is None else self.plan(best)
 
     def smallest(self) -> StepPlan:
-        """The setting that needs the least memory, but for a mix of levels that may need 1% less."""
+        """The choice that needs the least memory, but for a mix of levels that may need 1% less."""
         candidates = [
-            dataclasses.replace(group, counts=counts)
-            for group in self._groups
-            if group.rows in (self.rows[0], self.rows[-1])  # the whole batch has no gradients in forward
+            dataclasses.replace(choice, counts=counts)
+            for choice in self._choices
+            if choice.rows in (self.rows[0], self.rows[-1])  # the whole batch has no gradients in forward
             for counts in self._extremes()
         ]
-        return self.plan(min(candidates, key=lambda setting: self.memory(setting).peak))
+        return self.plan(min(candidates, key=lambda choice: self.memory(choice).peak))
 
     def frontier(self, memory: int) -> list[StepPlan]:
         """Plans for memories from the smallest that does to twice the given: less time for more memory."""
@@ -218,39 +218,39 @@ class Planner:
         """For each decision the best plan that decides otherwise; ``None`` where nothing else fits."""
 
         def unlike(decision: str) -> Callable[[StepChoice], bool]:
-            return lambda group: getattr(group, decision) != getattr(chosen.setting, decision)
+            return lambda choice: getattr(choice, decision) != getattr(chosen.choice, decision)
 
-        open_decisions = [name for name in DECISIONS if len({getattr(group, name) for group in self._groups}) > 1]
+        open_decisions = [name for name in DECISIONS if len({getattr(choice, name) for choice in self._choices}) > 1]
         return {decision: self.fastest(memory, unlike(decision)) for decision in open_decisions}
 
-    def _rank(self, setting: StepChoice) -> tuple[float, int]:
-        return self.time(setting).seconds, self.memory(setting).peak
+    def _rank(self, choice: StepChoice) -> tuple[float, int]:
+        return self.time(choice).seconds, self.memory(choice).peak
 
-    def _fits(self, setting: StepChoice, memory: float) -> bool:
-        return self.needed(setting) <= memory
+    def _fits(self, choice: StepChoice, memory: float) -> bool:
+        return self.needed(choice) <= memory
 
-    def _most_rows(self, choice: StepChoice, memory: float) -> int:
+    def _most_rows(self, without_rows: StepChoice, memory: float) -> int:
         """The most rows, of those that need several micro-batches, that fit with any levels; 0 for none."""
 
         def fits(number: int) -> bool:
-            group = dataclasses.replace(choice, rows=self.rows[number - 1])
-            settings = (dataclasses.replace(group, counts=counts) for counts in reversed(self._extremes()))
-            return any(self._fits(setting, memory) for setting in settings)
+            choice = dataclasses.replace(without_rows, rows=self.rows[number - 1])
+            by_levels = (dataclasses.replace(choice, counts=counts) for counts in reversed(self._extremes()))
+            return any(self._fits(choice, memory) for choice in by_levels)
 
         number = largest_fitting(fits, len(self.rows) - 1)
         return self.rows[number - 1] if number else 0
 
-    def _fitting(self, group: StepChoice, memory: float) -> list[StepChoice]:
+    def _fitting(self, choice: StepChoice, memory: float) -> list[StepChoice]:
         """The levels that fit, those of the least time among them."""
         layers, deepest = self.task.config.num_hidden_layers, self.deepest
-        if self._fits(group, memory):
-            return [group]
+        if self._fits(choice, memory):
+            return [choice]
 
         def at(deep: int, shallow: int) -> StepChoice:
-            return dataclasses.replace(group, counts=(deep, shallow, layers - deep - shallow))
+            return dataclasses.replace(choice, counts=(deep, shallow, layers - deep - shallow))
 
         def fewest(low: int, high: int, at: Callable[[int], StepChoice]) -> int:
-            """The smallest count whose setting fits, if all larger ones do, ``high`` among them."""
+            """The smallest count that fits, if all larger ones do, ``high`` among them."""
             return low + bisect.bisect_left(range(low, high), True, key=lambda count: self._fits(at(count), memory))
 
         fitting: list[StepChoice] = []
@@ -302,9 +302,9 @@ def row_counts(share: int) -> list[int]:
     return [*counts, all_divisors[-1]]
 
 
-def configured(config: ModelConfig, setting: StepChoice) -> ModelConfig:
-    """The model with a setting's levels and recomputation."""
-    return dataclasses.replace(config, checkpoint_level=setting.checkpoint_level, recompute=setting.recompute)
+def configured(config: ModelConfig, choice: StepChoice) -> ModelConfig:
+    """The model with a choice's levels and recomputation."""
+    return dataclasses.replace(config, checkpoint_level=choice.checkpoint_level, recompute=choice.recompute)
 
 
 def choose(planner: Planner, memory: int) -> StepPlan:

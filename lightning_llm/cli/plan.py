@@ -137,9 +137,9 @@ def draw(frontier: Sequence[StepPlan], chosen: StepPlan, path: Path) -> None:
 
     groups: dict[str, list[tuple[float, float]]] = {}
     for plan in frontier:
-        deep, shallow, _ = plan.setting.counts
+        deep, shallow, _ = plan.choice.counts
         kind = "ours 2" if deep else "ours 1" if shallow else "ours 0"
-        kind = kind if plan.setting.recompute == "none" else f"checkpoint {plan.setting.recompute}"
+        kind = kind if plan.choice.recompute == "none" else f"checkpoint {plan.choice.recompute}"
         groups.setdefault(kind, []).append((plan.needed / GIB, plan.time.seconds))
     names = {"ours 0": "nothing recomputed", "ours 1": "some MLPs at level 1", "ours 2": "some MLPs at level 2"}
     with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:

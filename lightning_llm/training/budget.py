@@ -37,7 +37,7 @@ class MemoryBudget:
         reserve: Of it, what tensors do not get. ``None``: nothing on a CPU, else ``accounting.hardware.reserve_for``.
 
     Attributes:
-        plan: The fastest setting whose predicted peak fits; ``None`` before :meth:`apply`.
+        plan: The fastest choice whose predicted peak fits; ``None`` before :meth:`apply`.
 
     Raises:
         ValueError: ``size`` or ``reserve`` is not a size.
@@ -82,10 +82,10 @@ class MemoryBudget:
             if self.plan is None:  # later, the options are those of an earlier plan
                 self._overridden = _overridden(model, data, plan)
             self.plan, self._task = plan, task
-            model.architecture = configured(model.architecture, plan.setting)
-            model.loss_chunks = plan.setting.loss_chunks
+            model.architecture = configured(model.architecture, plan.choice)
+            model.loss_chunks = plan.choice.loss_chunks
         if self.plan is not None:
-            data.micro_batch_size = self.plan.setting.rows
+            data.micro_batch_size = self.plan.choice.rows
         return self.plan
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ def _cost_model(device: torch.device, tf32: bool) -> CostModel:
         raise ValueError(f"memory_budget works on CPUs and CUDA devices, not on {device.type}: set the sizes yourself")
     peaks = GENERIC[device.type]
     if device.type == "cuda":
-        with suppress(ValueError):  # no peak is printed from it, and the order of settings is nearly that of any GPU
+        with suppress(ValueError):  # no peak is printed from it, and the order of choices is nearly that of any GPU
             peaks = find_device(torch.cuda.get_device_name(device))
     is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
     return CostModel(device=peaks, tf32=is_tf32)

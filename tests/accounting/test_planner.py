@@ -67,17 +67,17 @@ def budget_within(planner, share):
     return round(least + share * (most - least))
 
 
-def measured(planned, setting):
+def measured(planned, choice):
     """Bytes at the peak of a real step: parameters, state, and all else."""
-    config = configured(planned.config, setting)
+    config = configured(planned.config, choice)
     return sum(
         second_step(
             config,
-            rows=setting.rows,
+            rows=choice.rows,
             context_length=planned.step.context_length,
             precision=planned.step.precision,
-            loss_chunks=setting.loss_chunks,
-            accumulation=min(2, planned.global_batch_size // setting.rows),
+            loss_chunks=choice.loss_chunks,
+            accumulation=min(2, planned.global_batch_size // choice.rows),
         )
     )
 
@@ -88,10 +88,10 @@ def test_a_plan_fits_when_run_and_the_next_larger_micro_batch_does_not(planned, 
     planner = Planner(planned)
     budget = budget_within(planner, share)
     chosen = choose(planner, budget)
-    assert measured(planned, chosen.setting) <= budget * 1.005  # the prediction's error where it uses all there is
-    larger = [rows for rows in planner.rows if rows > chosen.setting.rows]
-    if larger and chosen.setting.rows >= planned.global_batch_size // 4:
-        more = dataclasses.replace(chosen.setting, rows=larger[0])
+    assert measured(planned, chosen.choice) <= budget * 1.005  # the prediction's error where it uses all there is
+    larger = [rows for rows in planner.rows if rows > chosen.choice.rows]
+    if larger and chosen.choice.rows >= planned.global_batch_size // 4:
+        more = dataclasses.replace(chosen.choice, rows=larger[0])
         is_slower = planner.time(more).seconds >= chosen.time.seconds
         assert is_slower or measured(planned, more) > budget
 
@@ -120,12 +120,12 @@ def test_a_plan_with_an_mlp_of_the_users_own_fits_too(precision, share):
     planner = Planner(dataclasses.replace(planned, step=step))
     budget = budget_within(planner, share)
     chosen = choose(planner, budget)
-    assert chosen.setting.rows < 12 or chosen.setting.recompute != "none"
-    assert 0.9 * chosen.memory.peak <= measured(planned, chosen.setting) <= 1.05 * budget
+    assert chosen.choice.rows < 12 or chosen.choice.recompute != "none"
+    assert 0.9 * chosen.memory.peak <= measured(planned, chosen.choice) <= 1.05 * budget
 
 
 def everything(planner):
-    """All settings of a task."""
+    """All choices of a task."""
     planned = planner.task
     layers = planned.config.num_hidden_layers
     deepest = {"rmsnorm": 2, "layernorm": 1}[planned.config.norm]
@@ -187,10 +187,10 @@ def test_the_memory_of_a_plan_is_that_of_the_accounting():
     planner = Planner(task())
     chosen = choose(planner, budget_within(planner, 0.4))
     whole = step_memory(
-        configured(planner.task.config, chosen.setting),
-        rows=chosen.setting.rows,
+        configured(planner.task.config, chosen.choice),
+        rows=chosen.choice.rows,
         context_length=64,
-        loss_chunks=chosen.setting.loss_chunks,
+        loss_chunks=chosen.choice.loss_chunks,
         accumulation=chosen.accumulation,
     )
     assert chosen.memory.peak == whole.peak
@@ -238,7 +238,7 @@ def test_reducing_once_is_faster_and_needs_more_where_there_are_several_micro_ba
             assert once.memory.peak > each.memory.peak
             assert once.memory.gradients == 2 * each.memory.gradients
             assert once.time.communication < each.time.communication
-    assert planner.fastest(float("inf"), lambda setting: setting.rows == 1).setting.strategy == "fsdp2_deferred"
+    assert planner.fastest(float("inf"), lambda choice: choice.rows == 1).choice.strategy == "fsdp2_deferred"
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():
@@ -250,7 +250,7 @@ def test_levels_are_only_for_models_whose_layers_all_have_them():
     optimized, mixed = model(), model(layers=[{"mlp": "gelu"}, {}])
     assert [Planner(task(config)).deepest for config in (optimized, mixed)] == [2, 0]
     smallest = Planner(task(mixed)).smallest()
-    whole = step_memory(configured(mixed, smallest.setting), Planner(task(mixed)).step(smallest.setting))
+    whole = step_memory(configured(mixed, smallest.choice), Planner(task(mixed)).step(smallest.choice))
     assert smallest.memory.peak == whole.peak
 
 

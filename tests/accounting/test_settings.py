@@ -45,7 +45,7 @@ def planned(**settings):
 
 def test_a_new_setting_reaches_the_plan(with_buffers):
     without, plan = planned(), planned(buffers=1000)
-    assert plan.setting == without.setting
+    assert plan.choice == without.choice
     assert plan.memory.peak == without.memory.peak + 1000
 
 

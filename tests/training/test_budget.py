@@ -116,7 +116,7 @@ def test_a_run_with_packed_documents_is_planned_for_them(tiny, tmp_path, text_fi
     cli = tiny("fit", **{**changes, "data.document_mask": True, **BUDGET, "model.memory_budget": "2MB"})
     assert cli.trainer.global_step == 6
     plan = cli.model.plan
-    architecture, setting = cli.model.architecture, plan.setting
+    architecture, setting = cli.model.architecture, plan.choice
     step = {"rows": setting.rows, "loss_chunks": setting.loss_chunks, "accumulation": min(2, plan.accumulation)}
     step |= {"context_length": 16, "precision": cli.trainer.precision}
     assert plan.memory.peak == step_memory(architecture, document_mask=True, **step).peak
