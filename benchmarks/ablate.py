@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy import special
 
 from benchmarks import ablate_looks, parts
@@ -36,6 +35,7 @@ from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure
 from lightning_llm.bench.rows import Row
 from lightning_llm.cli.train import cli_main
+from lightning_llm.measure.timer import num_threads
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
 from lightning_llm.statistics.estimates import Array, correlation
 from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
@@ -74,15 +74,13 @@ WAYS = {
 @cache
 def pool() -> Array:
     """Losses of the baseline and of its null variant, shape (seeds, 2)."""
-    losses, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-    with workplace() as folder:
+    losses = []
+    with num_threads(1), workplace() as folder:
         for seed in range(SEEDS):
             base, null = _fit(folder / f"baseline,seed={seed}", seed), _fit(folder / f"null,seed={seed}", seed, REDRAW)
             if problem := mismatch(base, null, [MLP_VALUES]):
                 raise RuntimeError(f"seed {seed} is no pair: {problem}")
             losses.append([base["val_loss"], null["val_loss"]])
-    torch.set_num_threads(threads)
     return np.array(losses)
 
 

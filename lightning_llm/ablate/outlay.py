@@ -8,7 +8,7 @@ from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
 from lightning_llm.ablate.local import cores, threads_for
 from lightning_llm.measure.gauges import resident_bytes
-from lightning_llm.measure.timer import interleave
+from lightning_llm.measure.timer import interleave, num_threads
 
 TIMED = 10  # steps of the baseline, for the time of its runs
 
@@ -44,13 +44,10 @@ def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None, *, is_tu
         is_tuned: Whether some of them tune.
     """
     accelerator = arm.trainer.strategy.root_device.type
-    steps, old_threads = TrainingSteps(timed_arm), torch.get_num_threads()
+    steps = TrainingSteps(timed_arm)
     threads = threads_for(accelerator, torch.cuda.device_count(), resident_bytes(), workers)
-    torch.set_num_threads(threads)
-    try:
+    with num_threads(threads):
         timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
-    finally:
-        torch.set_num_threads(old_threads)
     at_a_time = max(1, min(workers or len(cores()), len(cores()) // threads))
     return Outlay(
         parameters=parameters_of(arm.architecture),

@@ -30,6 +30,7 @@ from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.gauges import resident_bytes
+from lightning_llm.measure.timer import num_threads
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
 from lightning_llm.training.initial_weights import read_initial_weights
@@ -187,22 +188,18 @@ class Setup:
 
     def _match(self, threads: int) -> None:
         """Give each variant the options that match it with the baseline."""
-        experiment, old_threads = self.experiment, torch.get_num_threads()
-        match = MATCHES[experiment.match]
+        match = MATCHES[self.experiment.match]
 
         def make(name: str) -> Arm:
-            return self._arm(name, experiment.variants.get(name, {}))
+            return self._arm(name, self.experiment.variants.get(name, {}))
 
-        torch.set_num_threads(threads if match.is_timed else old_threads)
-        try:
-            for name, options in experiment.variants.items():
-                matched = match.matched(self.arms[BASELINE], self.arms[name], make, experiment.solved)
+        with num_threads(threads if match.is_timed else torch.get_num_threads()):
+            for name, options in self.experiment.variants.items():
+                matched = match.matched(self.arms[BASELINE], self.arms[name], make, self.experiment.solved)
                 self._matched[name] = matched
                 if matched.options:  # they come last, since later arguments override
                     own_options = {option: value for option, value in options.items() if option not in matched.options}
                     self.arms[name] = self._arm(name, {**own_options, **matched.options})
-        finally:
-            torch.set_num_threads(old_threads)
 
     def _facts(self) -> dict[str, dict[str, Any]]:
         """What the plan says of each arm; the null variant is the baseline."""

@@ -66,7 +66,8 @@ class Setting:
         precision: One of ``DTYPES``.
         loss_chunks: As of ``LanguageModel``.
         micro_batch: Rows of a forward pass.
-        compile_mode: As of ``LanguageModel``, of each block.
+        compile_mode: As of ``LanguageModel``.
+        compile_scope: Likewise. Of a model that is compiled as one, only the gradients of parameters are recorded.
         form: A training step; decoding with a cache; the exported model in transformers.
         processes: How many share the rows.
         strategy: ``ddp`` or ``fsdp2``.
@@ -80,6 +81,7 @@ class Setting:
     loss_chunks: int | None = None
     micro_batch: int = ROWS
     compile_mode: Any = None
+    compile_scope: Literal["blocks", "model"] = "blocks"
     form: Form = "training"
     processes: int = 1
     strategy: str = "ddp"
@@ -241,7 +243,7 @@ def _step(setting: Setting, weights: Weights, references: Mapping[str, Any] = Ma
 
 def _model(setting: Setting, weights: Weights) -> LanguageModel:
     dtype, autocast = DTYPES[setting.precision]
-    options = {name: getattr(setting, name) for name in ("loss_chunks", "compile_mode")}
+    options = {name: getattr(setting, name) for name in ("loss_chunks", "compile_mode", "compile_scope")}
     model = LanguageModel(setting.config, **options)
     model.seed, default = 0, torch.get_default_dtype()
     if setting.strategy != "fsdp2":

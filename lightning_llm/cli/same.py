@@ -50,6 +50,7 @@ VARIES = {  # and any other option of the architecture
     "data.micro_batch_size": Vary((1, 3), "micro_batch", more=(2, 4)),
     "trainer.precision": Vary(("32-true", "bf16-true", "bf16-mixed"), "precision", more=("64-true",)),
     "model.compile_mode": Vary(("default",), "compile_mode"),
+    "model.compile_scope": Vary(("model",), "compile_scope", more=("blocks",), also={"compile_mode": "default"}),
     "trainer.devices": Vary((2,), "processes"),
     "trainer.strategy": Vary(("fsdp2",), "strategy", also={"processes": 2}),
     # the interpreter truncates to bfloat16 where a GPU rounds
@@ -118,8 +119,6 @@ def _base(options: argparse.Namespace) -> "Setting":
     model = run.raw.get("model") or {}
     if run.step.precision not in DTYPES:
         raise ValueError(f"trainer.precision {run.step.precision} is not supported: use {', '.join(DTYPES)}")
-    if model.get("compile_scope") == "model":
-        raise ValueError("model.compile_scope model is not supported: it leaves no modules to compare; use blocks")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: there is no CUDA device; compare on cpu")
     if run.config.dropout:
@@ -129,6 +128,7 @@ def _base(options: argparse.Namespace) -> "Setting":
         precision=run.step.precision,
         loss_chunks=run.step.loss_chunks,
         compile_mode=model.get("compile_mode"),
+        compile_scope=model.get("compile_scope", "blocks"),
         documents=run.step.document_mask,
         device=options.device,
     )
@@ -181,13 +181,10 @@ def _function(text: str) -> Callable[..., Any]:
 
 def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) -> Iterator[tuple[str, Found]]:
     """Run the settings, and print a line about each."""
-    import torch
-
     from lightning_llm.bench.same import Judge
+    from lightning_llm.measure.timer import num_threads
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matmuls are tiny
-    try:
+    with num_threads(1):  # the matmuls are tiny
         function = None if options.against is None else _function(options.against)
         judge = Judge(settings[BASE], options.part, function)
         print(f"{judge.in_words}\nThe largest error of a module, as a multiple of what rounding allows:\n")
@@ -201,8 +198,6 @@ def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) ->
                 print(f"{name:<36} {precision:<11} {_ratios(each)}")
             yield name, found
         print()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _ratios(findings: list["Finding"]) -> str:

@@ -2,15 +2,16 @@
 
 ``interleave`` runs functions A B, B A, A B, …, so that a machine that slows down slows all of them, and no function
 always comes first. ``PhaseClock`` adds up seconds per phase without waiting for the device: by the clock on a CPU, by
-events on CUDA.
+events on CUDA. ``num_threads`` sets torch's threads for a while.
 """
 
+import contextlib
 import dataclasses
 import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,17 @@ import torch
 from lightning_llm.io.garbage import no_garbage_collection
 
 _DEVICES = ("cpu", "cuda")
+
+
+@contextlib.contextmanager
+def num_threads(number: int) -> Iterator[None]:
+    """Let torch compute with so many threads, and with as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclasses.dataclass(frozen=True)

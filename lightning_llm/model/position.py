@@ -121,17 +121,18 @@ def rotation(
         rotary_dim: Dimensions of a head that are rotated; pair i (of dimensions i and i + rotary_dim / 2) rotates by
             ``theta^(-2i / rotary_dim)`` per position.
         theta: Base of the frequencies.
-        dtype: Of the result. The angles are computed in float32: bf16 cannot tell position 257 from 258.
+        dtype: Of the result. The angles are computed in float32 at least: bf16 cannot tell position 257 from 258.
         scaling: ``ModelConfig.rope_scaling``.
 
     Returns:
         Cosines and sines, each (seq, rotary_dim / 2) or (batch, 1, seq, rotary_dim / 2).
     """
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=positions.device) / rotary_dim
-    periods = theta**exponents  # positions for one radian, (rotary_dim / 2)
+    at_least = torch.promote_types(dtype, torch.float32)
+    # positions for one radian, (rotary_dim / 2)
+    periods = theta ** (torch.arange(0, rotary_dim, 2, dtype=at_least, device=positions.device) / rotary_dim)
     if scaling is not None:
         periods = _stretched(periods, theta, scaling)
-    angles = positions.float().unsqueeze(-1) / periods  # (…, seq, rotary_dim / 2)
+    angles = positions.to(at_least).unsqueeze(-1) / periods  # (…, seq, rotary_dim / 2)
     if angles.dim() == 3:
         angles = angles.unsqueeze(1)  # one rotation for all heads
     cos, sin = angles.cos(), angles.sin()
@@ -179,6 +180,6 @@ def _stretched(periods: Tensor, theta: float, scaling: dict[str, Any]) -> Tensor
         if scaling.get("truncate", True):
             bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
         begin, end = max(bounds[0], 0), min(bounds[1], 2 * pairs - 1)
-        index = torch.arange(pairs, dtype=torch.float32, device=periods.device)
+        index = torch.arange(pairs, dtype=periods.dtype, device=periods.device)
         kept = 1 - ((index - begin) / (end - begin if end != begin else 0.001)).clamp(0, 1)
     return periods / ((1 - kept) / factor + kept)

@@ -118,7 +118,7 @@ def test_all_leaves_out_what_does_not_apply(config, capsys, monkeypatch):
         (["--vary", "model.architecture.mlp=nowhere.MLP"], {}, "mlp 'nowhere.MLP' cannot be imported"),
         (["--vary", "export"], {"model": {"architecture": {"position": "none"}}}, "no Hugging Face class computes"),
         (["--vary", "loss_chunks"], {"trainer": {"precision": "16-mixed"}}, "trainer.precision 16-mixed is not"),
-        (["--vary", "loss_chunks"], {"model": {"compile_scope": "model"}}, "model.compile_scope model is not"),
+        (["--vary", "compile_scope=layers"], {}, "--vary model.compile_scope=layers: it takes blocks, model"),
         (["--vary", "loss_chunks"], {"model": {"class_path": "mine.Model"}}, "model.class_path mine.Model: same"),
         (["--vary", "loss_chunks"], {"model": {"architecture": {"mlp": "same_parts.Wrong"}}}, "give --trust-code"),
         (["--against", "same_parts"], {}, "--against 'same_parts' must be MODULE:FUNCTION"),

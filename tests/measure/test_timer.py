@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import time
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 
 from lightning_llm.measure import Timing, interleave
-from lightning_llm.measure.timer import PhaseClock
+from lightning_llm.measure.timer import PhaseClock, num_threads
 
 
 class Clock:
@@ -150,3 +151,11 @@ def test_on_cuda_the_device_is_timed():
     torch.cuda.synchronize()
     seconds = clock.take()
     assert seconds["products"] > 10 * seconds["nothing"]
+
+
+def test_threads_are_as_before_afterwards():
+    before, seen = torch.get_num_threads(), []
+    with contextlib.suppress(KeyError), num_threads(before + 1):
+        seen.append(torch.get_num_threads())
+        raise KeyError
+    assert [*seen, torch.get_num_threads()] == [before + 1, before]

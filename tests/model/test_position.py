@@ -1,5 +1,6 @@
 """Rotations against their formula and against Hugging Face."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -18,6 +19,12 @@ def test_a_part_of_each_head_is_rotated():
     assert torch.equal(got[..., 6:], x[..., 6:])
     model = Transformer(config(partial_rotary_factor=0.6))
     assert model.embed_positions.prepare(torch.arange(9), torch.float32)[0].shape == (9, 3)
+
+
+def test_the_angles_of_a_float64_model_are_exact():
+    angles = np.arange(9)[:, None] / 100.0 ** (np.arange(0, 6, 2) / 6)
+    expected = torch.from_numpy(np.cos(angles)), torch.from_numpy(np.sin(angles))
+    torch.testing.assert_close(rotation(torch.arange(9), 6, 100.0, torch.float64), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 5 + [1] * 8])], ids=["one", "documents"])
