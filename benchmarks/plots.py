@@ -70,6 +70,7 @@ _LADDERS = {
     "swiglu-relu2-muonadamw-2": "MuonAdamW, 2 tokens",
     "swiglu-relu2-muonadamw-20": "MuonAdamW, 20 tokens",
     "swiglu-relu2-adamw-2": "AdamW, 2 tokens",
+    "swiglu-relu2-adamw-20": "AdamW, 20 tokens",
 }
 _RELU2 = Plot(
     partial(draw_ladders, names=_LADDERS),
