@@ -21,6 +21,7 @@ from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.ratios import median_interval
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import cpu_name
+from lightning_llm.measure.gauges import resident_bytes
 from lightning_llm.measure.meter import memory_of, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.transformer import Transformer
@@ -72,6 +73,10 @@ class TrainingSteps:
         if self.device.type != "cuda" and getattr(self.model, "compile_mode", None) is not None:
             return None
         return fixed + memory_of(self.step, lambda _: None, tensors, self.device.type)[1]
+
+    def run_bytes(self) -> int:
+        """Host memory of a run: what this process has, and twice the peak of a step."""
+        return resident_bytes() + 2 * (self.peak_bytes() or 0)
 
 
 def flops_of(arm: Arm) -> int | None:

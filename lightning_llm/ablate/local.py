@@ -5,6 +5,7 @@ A slot is a GPU, or a set of cores. Small models train best with one core each: 
 it changes their bits.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.worker import LOGS, MOST_KILLS
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import shown_duration
+from lightning_llm.measure.gauges import host_memory
 
 POLL_S = 0.5
 ENDING_S = 60.0  # a worker ends so long after its run
@@ -54,9 +56,18 @@ def threads_for(accelerator: str, gpus: int, need_bytes: int, max_runs: int | No
         need_bytes: Host memory of a run.
         max_runs: The most runs at a time that the user wants.
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    count = gpus if accelerator == "cuda" else min(len(cores()), int(MEMORY_SHARE * memory) // need_bytes)
-    return max(1, len(cores()) // max(1, min(count, max_runs or count)))
+    available = len(cores())
+    threads = available // runs_at_a_time(1, accelerator, gpus, max_runs)
+    if accelerator == "cuda" or (memory := host_memory()) is None:
+        return max(1, threads)
+    fitting = max(1, int(MEMORY_SHARE * memory) // need_bytes)
+    return max(threads, math.ceil(available / fitting))
+
+
+def runs_at_a_time(threads: int, accelerator: str, gpus: int, max_runs: int | None) -> int:
+    """How many runs of so many threads each have a slot; other arguments as in :func:`threads_for`."""
+    count = gpus if accelerator == "cuda" else len(cores()) // threads
+    return max(1, min(count, max_runs or count))
 
 
 def slots(plan: Plan, gpus: Sequence[str], max_runs: int | None) -> list[dict[str, str]]:
@@ -66,8 +77,7 @@ def slots(plan: Plan, gpus: Sequence[str], max_runs: int | None) -> list[dict[st
         ValueError: The plan needs a GPU, and there is none.
     """
     threads, available = int(plan.content["threads"]), cores()
-    count = len(gpus) if plan.content["accelerator"] == "cuda" else len(available) // threads
-    count = max(1, min(count, max_runs or count))
+    count = runs_at_a_time(threads, plan.content["accelerator"], len(gpus), max_runs)
     sets = [available[number * threads : (number + 1) * threads] or available for number in range(count)]
     bound = [{"cores": ",".join(map(str, numbers))} for numbers in sets]
     if plan.content["accelerator"] == "cuda":

@@ -6,8 +6,7 @@ import torch
 
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
-from lightning_llm.ablate.local import cores, threads_for
-from lightning_llm.measure.gauges import resident_bytes
+from lightning_llm.ablate.local import runs_at_a_time, threads_for
 from lightning_llm.measure.timer import interleave, num_threads
 
 TIMED = 10  # steps of the baseline, for the time of its runs
@@ -45,15 +44,15 @@ def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None, *, is_tu
     """
     accelerator = arm.trainer.strategy.root_device.type
     steps = TrainingSteps(timed_arm)
-    threads = threads_for(accelerator, torch.cuda.device_count(), resident_bytes(), workers)
+    gpus = torch.cuda.device_count()
+    threads = threads_for(accelerator, gpus, steps.run_bytes(), workers)
     with num_threads(threads):
         timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
-    at_a_time = max(1, min(workers or len(cores()), len(cores()) // threads))
     return Outlay(
         parameters=parameters_of(arm.architecture),
         steps=arm.steps,
         flops=None if (flops := flops_of(arm)) is None else flops * arm.steps,
         runs=runs,
-        seconds=timing.median * arm.steps * runs / at_a_time,
+        seconds=timing.median * arm.steps * runs / runs_at_a_time(threads, accelerator, gpus, workers),
         is_tuned=is_tuned,
     )

@@ -29,7 +29,6 @@ from lightning_llm.ablate.reuse import REUSES, Identity, reusable
 from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
-from lightning_llm.measure.gauges import resident_bytes
 from lightning_llm.measure.timer import num_threads
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
@@ -121,7 +120,7 @@ class Setup:
         if leftovers := [name for name in (RUNS, COST) if (out / name).exists()]:
             raise ValueError(f"{out} has {leftovers[0]} of an experiment without {PLAN}: give another --out")
         accelerator = self.arms[BASELINE].trainer.strategy.root_device.type
-        need_bytes = resident_bytes() + 2 * (TrainingSteps(self._arm(BASELINE, {})).peak_bytes() or 0)
+        need_bytes = TrainingSteps(self._arm(BASELINE, {})).run_bytes()
         threads = threads_for(accelerator, torch.cuda.device_count(), need_bytes, workers)
         self._match(threads)
         content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}

@@ -366,10 +366,10 @@ class TokenDataModule(LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Saves the state of a checkpoint; the position itself is in Lightning's loops.
+        """Keeps the state of a checkpoint; the position itself is in Lightning's loops.
 
         Raises:
-            ValueError: If training would continue with other tokens.
+            ValueError: If training would continue on other token stores; ``ResumeDiff`` compares other options.
         """
         self.loaded_state = dict(state_dict)
         fitting = self.trainer is not None and self.trainer.state.fn == "fit"

@@ -128,7 +128,7 @@ class AllocatorGauge(Gauge):
         super().__init__()
 
     def counters(self) -> tuple[int, int]:
-        """Those of the host."""
+        """Bytes of tensors now, and at their peak."""
         from torch import cuda
 
         stats = cuda.memory_stats_as_nested_dict(self._device).get("allocated_bytes", {}).get("all", {})

@@ -77,7 +77,7 @@ def layer_faults(config: Config) -> Iterator[str]:
             return
     attentions = {(name_of(each.attention), each.num_key_value_heads) for each in config.layer_configs}
     for name in sorted({name for name, _ in attentions} & {*BUILT_IN["attention"]}):
-        if BUILT_IN["attention"][name].is_in_all_layers and len(attentions) > 1:
+        if BUILT_IN["attention"][name].needs_all_layers and len(attentions) > 1:
             yield f"attention {name!r} uses what the first layer leaves: give it to all layers, with as many heads"
 
 

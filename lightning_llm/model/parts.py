@@ -44,7 +44,7 @@ class BuiltIn(NamedTuple):
         has_own_keys: Of an attention: whether it makes keys in its own way, for each query head and with its own norm.
         positions: Of an attention: those that it takes, if not all; ``PARTIAL_ROPE`` is ``rope`` with
             ``partial_rotary_factor`` below 1.
-        is_in_all_layers: Of an attention: whether later layers use what that of the first layer leaves.
+        needs_all_layers: Of an attention: whether all layers must have it, since later ones use what the first leaves.
     """
 
     path: str
@@ -53,7 +53,7 @@ class BuiltIn(NamedTuple):
     has_mup: bool = False
     has_own_keys: bool = False
     positions: tuple[str, ...] | None = None
-    is_in_all_layers: bool = False
+    needs_all_layers: bool = False
 
 
 def is_positive(value: Any, most: float = 1e30) -> bool:
@@ -107,7 +107,7 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         ),
         "latent": BuiltIn("attentions.latent.LatentAttention", _RANK, has_own_keys=True, positions=_LATENT_POSITIONS),
         "value_residual": BuiltIn(
-            "attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}, is_in_all_layers=True
+            "attentions.value_residual.ValueResidual", {"share": _SHARE, **_SOFTCAP}, needs_all_layers=True
         ),
     },
     "mlp": {

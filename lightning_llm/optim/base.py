@@ -47,10 +47,15 @@ class GroupOptimizer(Optimizer, abc.ABC):
     }
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group, after checking its options."""
+        """Adds a group, if its options and its parameters fit."""
         self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"]:
+        group = self.param_groups.pop()  # until it is known to fit
+        self._check_params(group)
+        self.param_groups.append(group)
+
+    def _check_params(self, group: Group) -> None:
+        for param in group["params"]:
             if param.is_complex():
                 raise ValueError(f"params must be real, got a tensor of {param.dtype}: pass torch.view_as_real of it")
 
@@ -85,7 +90,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         for group in state_dict["param_groups"]:
             missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
             if missing:
-                raise ValueError(f"the optimizer state has no {', '.join(missing)}: it was not saved by AdamW")
+                raise ValueError(f"the optimizer state has no {', '.join(missing)}: it was saved by another optimizer")
             changed = [f"{name}=True" for name in ("amsgrad", "maximize") if group.get(name)]
             if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
                 changed.append("decoupled_weight_decay=False")

@@ -111,7 +111,10 @@ class MuonAdamW(GroupOptimizer):
                 "make the groups with lightning_llm.optim.param_groups(model)"
             )
         super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"] if param_group["algorithm"] == "muon" else ():
+
+    def _check_params(self, group: Group) -> None:
+        super()._check_params(group)
+        for param in group["params"] if group["algorithm"] == "muon" else ():
             if param.ndim != 2:
                 shape = tuple(param.shape)
                 raise ValueError(f"Muon takes matrices, got a parameter of shape {shape}: use algorithm 'adamw'")

@@ -97,6 +97,8 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
+    if not candidates:
+        raise ValueError(f"{run} holds {BEST} alone, which is not the last state of a run: give ckpt_path 'best'")
     names = []
     for number, path in enumerate(in_time(candidates)):
         names.append(path.name)

@@ -46,6 +46,13 @@ def test_slots_share_the_cores(experiment, monkeypatch):
     assert local.threads_for("cpu", 0, 1, None) == 1
     assert local.threads_for("cpu", 0, 1, 2) == 2
     assert local.threads_for("cpu", 0, 1 << 60, None) == 4  # memory for one
+    monkeypatch.setattr(local, "host_memory", lambda: 1000)
+    for fitting, threads in ((4, 1), (3, 2), (2, 2)):
+        assert local.threads_for("cpu", 0, int(local.MEMORY_SHARE * 1000) // fitting, None) == threads
+        assert local.runs_at_a_time(threads, "cpu", 0, None) <= fitting
+    assert local.threads_for("cpu", 0, 1, 3) == 1
+    assert local.runs_at_a_time(1, "cpu", 0, 3) == 3
+    assert local.runs_at_a_time(1, "cuda", 8, None) == 8
     assert local.threads_for("cuda", 2, 1, None) == 2
     plan = experiment({"a": {"effect": 0.0}}, threads=2)
     assert local.slots(plan, [], None) == [{"cores": "2,3"}, {"cores": "5,7"}]

@@ -56,6 +56,15 @@ def test_the_highest_step_is_the_newest_and_the_runs_own_comes_first(trained, ca
     assert inference.run_generate(["runs/run/version_0", "--prompt", "A", "--max-new-tokens", "2"]) == 0
 
 
+def test_the_best_alone_is_not_the_last(trained):
+    for file in FOLDER.glob("*.ckpt"):
+        if file.name != "best.ckpt":
+            file.unlink()
+    assert found("best") == "best.ckpt"
+    with pytest.raises(ValueError, match=r"holds best\.ckpt alone, which is not the last state of a run"):
+        found("last")
+
+
 @pytest.mark.parametrize("name", ["step-{:08d}.ckpt", "epoch={}.ckpt"])
 def test_hundreds_of_slow_files_are_not_all_opened(tmp_path, monkeypatch, name):
     (tmp_path / "checkpoints").mkdir()

@@ -300,7 +300,7 @@ def test_state_of_other_optimisers_is_refused():
         return optimizer.state_dict()
 
     for optimizer, message in [
-        (torch.optim.SGD(params, momentum=0.9), "has no betas, eps: it was not saved by AdamW"),
+        (torch.optim.SGD(params, momentum=0.9), "has no betas, eps: it was saved by another optimizer"),
         (torch.optim.AdamW(params, amsgrad=True), "saved with amsgrad=True"),
         (torch.optim.AdamW(params, maximize=True), "saved with maximize=True"),
         (torch.optim.Adam(params, weight_decay=0.1), "saved with decoupled_weight_decay=False"),

@@ -208,7 +208,7 @@ def test_state_of_other_optimisers_is_refused():
     optimizer = MuonAdamW(groups(params))
     with pytest.raises(ValueError, match=r"has groups with the algorithms \[None\], this optimizer has \['muon'\]"):
         optimizer.load_state_dict(AdamW(params).state_dict())
-    with pytest.raises(ValueError, match="has no betas: it was not saved by AdamW"):
+    with pytest.raises(ValueError, match="has no betas: it was saved by another optimizer"):
         optimizer.load_state_dict(torch.optim.Muon(params).state_dict())
 
 
@@ -229,6 +229,17 @@ def test_state_of_other_optimisers_is_refused():
 def test_bad_groups(changes, message):
     with pytest.raises(ValueError, match=message):
         MuonAdamW([{**groups(start())[0], **changes}])
+
+
+def test_a_group_that_is_refused_is_not_kept():
+    optimizer = MuonAdamW(groups(start()))
+    kept = list(optimizer.param_groups)
+    vector = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match="Muon takes matrices"):
+        optimizer.add_param_group({"params": [vector], "algorithm": "muon"})
+    assert optimizer.param_groups == kept
+    optimizer.add_param_group({"params": [vector], "algorithm": "adamw"})
+    assert optimizer.param_groups[-1]["params"] == [vector]
 
 
 def test_plain_parameters_are_refused():
