@@ -29,7 +29,7 @@ def has_names(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) and name for name in value)
 
 
-def arguments_of(options: Mapping[str, Any]) -> list[str]:
+def command_line_of(options: Mapping[str, Any]) -> list[str]:
     """Options as arguments of a command line.
 
     Raises:

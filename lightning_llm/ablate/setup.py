@@ -21,7 +21,7 @@ from lightning_llm.ablate.experiment import RECALL, Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
-from lightning_llm.ablate.options import arguments_of, flat_options
+from lightning_llm.ablate.options import command_line_of, flat_options
 from lightning_llm.ablate.outlay import Outlay, outlay_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
@@ -61,7 +61,7 @@ class Setup:
         more: Mapping[str, Any] | None = None,
     ) -> None:
         self.experiment, self._read_arm, self._reuse, self._more = experiment, read_arm, reuse, more or {}
-        self._arguments = [*arguments_of(experiment.options), *arguments]
+        self._arguments = [*command_line_of(experiment.options), *arguments]
         self._checked_values: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
         base = self._arm(BASELINE, {})
@@ -80,7 +80,7 @@ class Setup:
         self.earlier = list(earlier(Path(experiment.folder), configs[BASELINE], experiment.metric))
 
     def _arm(self, name: str, options: Mapping[str, Any]) -> Arm:
-        return self._read_arm(name, self.experiment.baseline, [*self._arguments, *arguments_of(options)])
+        return self._read_arm(name, self.experiment.baseline, [*self._arguments, *command_line_of(options)])
 
     def _variant(self, name: str, options: Mapping[str, Any]) -> Arm:
         arm = self._arm(name, options)

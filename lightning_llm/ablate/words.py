@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES
-from lightning_llm.ablate.options import arguments_of
+from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.units import MIB, shown_duration
@@ -68,7 +68,7 @@ def compared(report: Mapping[str, Any]) -> dict[str, str]:
     base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
     sides = {BASELINE: " ".join(filter(None, base))}
     for name, row in report["variants"].items():
-        sides[name] = ", ".join(word.removeprefix("--") for word in arguments_of(row["options"]))
+        sides[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
     return {name: what or "see the plan" for name, what in sides.items()}
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
 from lightning_llm.accounting.extrapolated_memory import step_points
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
-from lightning_llm.accounting.hardware import Device, Reserve, matmul_dtype
+from lightning_llm.accounting.hardware import Device, Reserve, matmul_precision
 from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import StepSettings
@@ -171,7 +171,7 @@ def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
 
 
 def _time(run: RunConfig, device: Device, flops: int, utilization: float | None) -> dict[str, Any]:
-    dtype = matmul_dtype(run.step.precision, tf32=run.tf32)
+    dtype = matmul_precision(run.step.precision, tf32=run.tf32)
     peak = device.peak(dtype)
     share = ASSUMED_UTILIZATION if utilization is None else utilization
     if not 0 < share <= 1:

@@ -188,7 +188,7 @@ def _name_parts(name: str) -> set[str]:
     return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
 
 
-def matmul_dtype(precision: str, *, tf32: bool) -> str:
+def matmul_precision(precision: str, *, tf32: bool) -> str:
     """The dtype of matmuls under one of Lightning's precisions, as the table of devices has it."""
     if precision.startswith("bf16"):
         return "bfloat16"

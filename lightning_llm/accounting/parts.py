@@ -20,7 +20,7 @@ from lightning_llm.model.parts import BUILT_IN, name_of, option_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Norm:
+class NormCost:
     """A norm of the residual stream.
 
     Attributes:
@@ -35,8 +35,8 @@ class Norm:
 
 
 KNOWN_NORMS = {
-    "rmsnorm": Norm(1, lambda ops, x, weights, rows: ops.rms_norm(x, weights[0], rows)),
-    "layernorm": Norm(2, lambda ops, x, weights, rows: ops.fused_norm(x, weights, rows, statistics=2)),
+    "rmsnorm": NormCost(1, lambda ops, x, weights, rows: ops.rms_norm(x, weights[0], rows)),
+    "layernorm": NormCost(2, lambda ops, x, weights, rows: ops.fused_norm(x, weights, rows, statistics=2)),
 }
 
 # ---- MLPs
@@ -46,7 +46,7 @@ MLPWeights = Mapping[str, Linear]  # by the names of the matrices
 
 
 @dataclasses.dataclass(frozen=True)
-class MLP:
+class MLPCost:
     """A dense MLP, or a mixture of such.
 
     Attributes:
@@ -73,7 +73,7 @@ def _gated(ops: Operators, x: Tensor, weights: MLPWeights, shape: Shape, level: 
     return ops.linear(inner, weights["down_proj"], tokens * hidden)
 
 
-def _plain(*saves_output: bool) -> MLP:
+def _plain(*saves_output: bool) -> MLPCost:
     """An MLP with activations one after another, each of which saves its output or else its input."""
 
     def run(ops: Operators, x: Tensor, weights: MLPWeights, shape: Shape, level: int, norm: Tensor | None) -> Tensor:
@@ -83,7 +83,7 @@ def _plain(*saves_output: bool) -> MLP:
             inner = ops.activation(inner, saves_output=saves)
         return ops.linear(inner, weights["down_proj"], tokens * hidden)
 
-    return MLP(run, PLAIN)
+    return MLPCost(run, PLAIN)
 
 
 def _optimized(ops: Operators, x: Tensor, weights: MLPWeights, shape: Shape, level: int, norm: Tensor | None) -> Tensor:
@@ -92,10 +92,10 @@ def _optimized(ops: Operators, x: Tensor, weights: MLPWeights, shape: Shape, lev
 
 
 KNOWN_MLPS = {
-    "swiglu": MLP(_gated, GATED),
-    "geglu": MLP(_gated, GATED),
-    "memory_optimized_swiglu": MLP(_optimized, GATED, is_one_operator=True),
-    "mixture_of_experts": MLP(None, GATED),
+    "swiglu": MLPCost(_gated, GATED),
+    "geglu": MLPCost(_gated, GATED),
+    "memory_optimized_swiglu": MLPCost(_optimized, GATED, is_one_operator=True),
+    "mixture_of_experts": MLPCost(None, GATED),
     "gelu": _plain(False),
     "gelu_tanh": _plain(False),
     "relu": _plain(True),
@@ -106,7 +106,7 @@ KNOWN_MLPS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class BlockCost:
     """Norms before and after attention, before and after the MLP, or else after each of the two sums."""
 
     attention: tuple[str, str] = ("", "")
@@ -120,9 +120,9 @@ class Block:
 
 
 KNOWN_BLOCKS = {
-    "pre": Block(("input_layernorm", ""), ("post_attention_layernorm", "")),
-    "post": Block(sums=("post_attention_layernorm", "post_feedforward_layernorm")),
-    "sandwich": Block(
+    "pre": BlockCost(("input_layernorm", ""), ("post_attention_layernorm", "")),
+    "post": BlockCost(sums=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "sandwich": BlockCost(
         ("input_layernorm", "post_attention_layernorm"), ("pre_feedforward_layernorm", "post_feedforward_layernorm")
     ),
 }

@@ -9,12 +9,12 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 import dataclasses
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
-from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_dtype
+from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_precision
 from lightning_llm.accounting.parts import (
     KNOWN_BLOCKS,
     KNOWN_MLPS,
     KNOWN_NORMS,
-    Block,
+    BlockCost,
     kinds_of_layers,
     unlisted_parts,
 )
@@ -78,7 +78,7 @@ class CostModel:
         Raises:
             ValueError: The device has none in the table.
         """
-        return self.device.peak(matmul_dtype(precision, tf32=self.tf32))
+        return self.device.peak(matmul_precision(precision, tf32=self.tf32))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, le
     norm, whole_norm = _norm_passes(config, settings, itemsize)
     attention, whole_attention = passes["attention"]
     mlp, whole_mlp = passes["mlp"]
-    block = KNOWN_BLOCKS.get(name_of(config.block), Block())  # an unlisted one was measured with its norms
+    block = KNOWN_BLOCKS.get(name_of(config.block), BlockCost())  # an unlisted one was measured with its norms
     in_attention, in_mlp, of_sums = (sum(map(bool, names)) for names in (block.attention, block.mlp, block.sums))
     layer = len(block.norms) * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
     repeated: float = in_attention * norm + attention if recompute in ("attention", "block") else 0

@@ -39,7 +39,7 @@ def color(variant: str) -> str:
     return COLORS[max((name for name in COLORS if variant.startswith(name)), key=len)]
 
 
-def shown(variant: str) -> str:
+def in_legend(variant: str) -> str:
     """Its name in a plot: a number of ours is its level, and level 2 has the norm in it."""
     name = variant.replace("ours ", "ours, level ") if number_in(variant[5:6]) is not None else variant
     return f"{name} with norm" if variant == "ours 2" else name
@@ -112,7 +112,7 @@ def _label(axis: Any, points: Mapping[str, tuple[float, float]]) -> None:
     around = [axis.transData.transform(point) for point in points.values()]
     taken = [Bbox([[x - 12, y - 12], [x + 12, y + 12]]) for x, y in around]
     for name, point in points.items():
-        note = axis.annotate(shown(name), point, (0, 0), textcoords="offset points", fontsize=9, color=color(name))
+        note = axis.annotate(in_legend(name), point, (0, 0), textcoords="offset points", fontsize=9, color=color(name))
         note.set_in_layout(False)
 
         def covers(offset: tuple[int, int], note: Any = note) -> int:
@@ -180,7 +180,7 @@ def lines(axis: Any, series: Mapping[str, Iterable[tuple[float, float]]], x: str
 
     drawn = {label: sorted(points) for label, points in series.items()}
     for label, points in drawn.items():
-        look = {"marker": "o", "color": color(label), "label": shown(label), "ms": 5, **STYLES.get(label, {})}
+        look = {"marker": "o", "color": color(label), "label": in_legend(label), "ms": 5, **STYLES.get(label, {})}
         axis.plot(*zip(*points, strict=True), **look)
     axis.set(xlabel=x, ylabel=y, xscale="log", yscale="log")
     places = sorted({place for points in drawn.values() for place, _ in points})

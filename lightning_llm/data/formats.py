@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lightning_llm.io.progress import Advance, ignore_progress
-from lightning_llm.io.untrusted import MOST_VALUES, Fields, open_regular
+from lightning_llm.io.untrusted import MOST_VALUES, FieldCount, open_regular
 
 PIECE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 26
@@ -289,7 +289,7 @@ def _parse_line(line: bytes, key: str) -> tuple[str, str]:
     if len(line) > MOST_VALUES and _values(line) > MOST_VALUES:
         return "", f"has more than {MOST_VALUES} values"
     try:
-        record = json.loads(line, object_pairs_hook=Fields() if len(line) > MOST_VALUES else None)
+        record = json.loads(line, object_pairs_hook=FieldCount() if len(line) > MOST_VALUES else None)
     except UnicodeDecodeError as error:
         return "", f"is not UTF-8 text: byte {error.start} of the line: {error.reason}"
     except json.JSONDecodeError as error:

@@ -207,7 +207,7 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
     try:
         if sum(map(text.count, ",[{")) > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES} values")
-        content = json.loads(text, object_pairs_hook=Fields(_unique), parse_float=number, parse_constant=number)
+        content = json.loads(text, object_pairs_hook=FieldCount(_unique), parse_float=number, parse_constant=number)
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(content, ensure_ascii=False).encode()
     except (RecursionError, ValueError) as error:
@@ -218,7 +218,7 @@ def parse_json(text: str, source: object, *, nan_is_null: bool = False) -> dict[
     return content
 
 
-class Fields:
+class FieldCount:
     """Makes the objects of a JSON text, for ``json.loads``, and counts their fields.
 
     Args:

@@ -85,7 +85,7 @@ def is_among(name: str, options: Sequence[str]) -> bool:
     return any(name == option or name.startswith(f"{option}.") for option in options)
 
 
-def shown(value: Any, detail: int = 0) -> str:
+def shown_option(value: Any, detail: int = 0) -> str:
     """A value as text.
 
     Args:
@@ -98,9 +98,9 @@ def shown(value: Any, detail: int = 0) -> str:
     if isinstance(value, float):
         return repr(value) if detail else f"{value:g}"
     if isinstance(value, list | tuple):
-        return f"[{' '.join(shown(item, detail) for item in value)}]"
+        return f"[{' '.join(shown_option(item, detail) for item in value)}]"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={shown(item, detail)}" for name, item in value.items())
+        return " ".join(f"{name}={shown_option(item, detail)}" for name, item in value.items())
     text, separator = (value.path, ".") if isinstance(value, ClassPath) else (str(value).rstrip("/"), "/")
     return separator.join(text.rsplit(separator, detail + 1)[-1 - detail :])
 
@@ -114,7 +114,7 @@ def labels(values: Sequence[Any]) -> list[str]:
 def _distinct_texts(values: Mapping[Hashable, Any]) -> dict[Hashable, str]:
     texts: dict[Hashable, str] = {}
     for detail in range(MOST_WORDS):
-        shorter_texts, texts = texts, {key: shown(value, detail) for key, value in values.items()}
+        shorter_texts, texts = texts, {key: shown_option(value, detail) for key, value in values.items()}
         if len(set(texts.values())) == len(texts):
             return texts
         if texts == shorter_texts:  # more words say nothing new

@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_llm.ablate import worker
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.ladder import SIZES, freeze_ladder, ladder_of
-from lightning_llm.ablate.options import arguments_of
+from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.plan import CODE, code_hash, freeze
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.cli.ablate_arm import read_arm
@@ -39,7 +39,7 @@ def make_arm(text_file, tmp_path, monkeypatch):
 
     def arm(name):
         width = {"model.architecture.intermediate_size": 1024} if name == "wide" else {}
-        return read_arm(name, [], arguments_of({**ARM_OPTIONS, "data.path": str(text_file), **width}))
+        return read_arm(name, [], command_line_of({**ARM_OPTIONS, "data.path": str(text_file), **width}))
 
     return arm
 

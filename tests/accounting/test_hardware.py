@@ -15,7 +15,7 @@ from lightning_llm.accounting.hardware import (
     cpu_name,
     device_from_part,
     gpu_features,
-    matmul_dtype,
+    matmul_precision,
     reserve_for,
 )
 
@@ -157,4 +157,4 @@ def test_every_listed_gpu_has_a_precision():
     ],
 )
 def test_dtype_of_matmuls(precision, tf32, dtype):
-    assert matmul_dtype(precision, tf32=tf32) == dtype
+    assert matmul_precision(precision, tf32=tf32) == dtype

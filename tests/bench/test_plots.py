@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from lightning_llm.bench.plots import COLORS, color, draw_points, panels, shown, spread
+from lightning_llm.bench.plots import COLORS, color, draw_points, in_legend, panels, spread
 from lightning_llm.bench.rows import Row
 from tests.figures import overlaps, texts
 
@@ -28,8 +28,8 @@ def test_a_variant_has_one_color_everywhere():
     assert color("ours") == color("ours 1, 4 chunks") == color("fit") == color("ours (compiled)")
     assert len({color(name) for name in ("ours 0", "ours 1", "ours 2", "checkpoint", "standard")}) == 5
     assert color("litgpt (compiled)") == color("litgpt") != color("transformers") != color("standard") == COLORS[""]
-    assert shown("ours 1, 4 chunks") == "ours, level 1, 4 chunks"
-    assert shown("ours, 4 chunks") == "ours, 4 chunks"
+    assert in_legend("ours 1, 4 chunks") == "ours, level 1, 4 chunks"
+    assert in_legend("ours, 4 chunks") == "ours, 4 chunks"
 
 
 def test_the_spread_is_that_of_the_row():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.runs.options import short_options, shown
+from lightning_llm.runs.options import short_options, shown_option
 
 
 def test_names_lose_what_says_nothing():
@@ -62,4 +62,4 @@ def test_where_a_run_is_done_is_left_out():
     ],
 )
 def test_values_are_text_without_slashes(value, text):
-    assert shown(value) == text
+    assert shown_option(value) == text

@@ -15,7 +15,7 @@ from lightning_llm.io.untrusted import is_number
 from lightning_llm.optim.base import local_shard
 from lightning_llm.runs.directory import RunDirectory, is_rank_zero
 from lightning_llm.runs.event_files import put_events_before
-from lightning_llm.runs.options import short_options, shown
+from lightning_llm.runs.options import short_options, shown_option
 from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 
@@ -162,7 +162,7 @@ def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
     for name, value in options.items():
         section, _, option = name.partition(".")
         if value is not None and (section != "trainer" or option in TRAINER_OPTIONS):
-            hyperparameters[name] = value if is_number(value) else shown(value)
+            hyperparameters[name] = value if is_number(value) else shown_option(value)
     return hyperparameters
 
 

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.accounting.counts import StepFlops, step_flops
-from lightning_llm.accounting.hardware import TERA, find_device, matmul_dtype
+from lightning_llm.accounting.hardware import TERA, find_device, matmul_precision
 from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
 from lightning_llm.data.datamodule import data_attribute
 from lightning_llm.measure.timer import PhaseClock
@@ -219,7 +219,7 @@ def _peak_of(trainer: Trainer, peak_tflops: float | None) -> tuple[float, str]:
     if peak_tflops is not None:
         return peak_tflops * TERA, f"peak {peak_tflops:g} TFLOP/s, as given"
     device = trainer.strategy.root_device
-    dtype = matmul_dtype(str(trainer.precision), tf32=uses_tf32(trainer))
+    dtype = matmul_precision(str(trainer.precision), tf32=uses_tf32(trainer))
     if device.type != "cuda":
         raise ValueError(f"no peak is known for this {device.type}; give peak_tflops to the TrainingLog callback")
     spec = find_device(torch.cuda.get_device_name(device))
