@@ -65,7 +65,7 @@ class Group:
         name: How it differs from the other groups.
         options: The same by option, as text.
         runs: Run directories.
-        seeds: How many different seeds there are.
+        num_seeds: How many different seeds there are.
         measures: By the keys of ``METRICS``; those that are known for each of the runs.
         by_seed: The runs of each seed, with their results.
         tokenizer: Losses per token of groups with another one cannot be compared.
@@ -76,7 +76,7 @@ class Group:
     name: str
     options: Mapping[str, str]
     runs: Sequence[str]
-    seeds: int
+    num_seeds: int
     measures: Mapping[str, Measure]
     by_seed: Mapping[Hashable, Sequence[tuple[Run, Results]]]
     tokenizer: Hashable = None
@@ -353,14 +353,14 @@ def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Ha
     seeds = [seed for seed in baseline.by_seed if seed in group.by_seed]
     if not seeds:
         return [], "no seed in common"
-    if len(seeds) == 1 and min(baseline.seeds, group.seeds) > 1:
+    if len(seeds) == 1 and min(baseline.num_seeds, group.num_seeds) > 1:
         return [], "only one seed in common"
     for seed in seeds:
         for (first, _), (second, _) in itertools.product(baseline.by_seed[seed], group.by_seed[seed]):
             excused = () if baseline.tokenizer == group.tokenizer else (BATCHES, VALIDATION_BATCHES)
             if why := mismatch(summaries.get(first.path, {}), summaries.get(second.path, {}), excused):
                 return [], f"seed {first.seed[0]}: {why}"
-    unpaired = baseline.seeds + group.seeds - 2 * len(seeds)
+    unpaired = baseline.num_seeds + group.num_seeds - 2 * len(seeds)
     return seeds, f"{unpaired} seed{'s' if unpaired > 1 else ''} without a partner left out" if unpaired else ""
 
 

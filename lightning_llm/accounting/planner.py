@@ -249,9 +249,9 @@ class Planner:
         def at(deep: int, shallow: int) -> StepChoice:
             return dataclasses.replace(choice, counts=(deep, shallow, layers - deep - shallow))
 
-        def fewest(low: int, high: int, at: Callable[[int], StepChoice]) -> int:
+        def fewest(low: int, high: int, with_count: Callable[[int], StepChoice]) -> int:
             """The smallest count that fits, if all larger ones do, ``high`` among them."""
-            return low + bisect.bisect_left(range(low, high), True, key=lambda count: self._fits(at(count), memory))
+            return low + bisect.bisect_left(range(low, high), True, key=lambda n: self._fits(with_count(n), memory))
 
         fitting: list[StepChoice] = []
         low = max_count = 0  # layers that fit, at one level alone

@@ -106,9 +106,9 @@ def print_table(groups: Sequence[Group], console: Console) -> None:
 def _table(
     groups: Sequence[Group], names: Sequence[str], width: int, left_out: Sequence[str], *, is_narrow: bool = False
 ) -> Table:
-    notes = ["± is the standard deviation over seeds"] if any(group.seeds > 1 for group in groups) else []
+    notes = ["± is the standard deviation over seeds"] if any(group.num_seeds > 1 for group in groups) else []
     table = Table(box=SIMPLE_HEAD if is_narrow else HEAVY_HEAD, pad_edge=not is_narrow, caption_justify="left")
-    has_seeds = not is_narrow or any(group.seeds != len(group.runs) for group in groups)
+    has_seeds = not is_narrow or any(group.num_seeds != len(group.runs) for group in groups)
     if len({group.tokenizer for group in groups}) == 1:
         left_out = [*left_out, BITS]
     known = {key for key in METRICS if key not in RECALL or any(key in group.measures for group in groups)}
@@ -117,7 +117,7 @@ def _table(
     for group in groups:
         measured = [(group.measures.get(key), METRICS[key]) for key in shown]
         values = ["–" if measure is None else measure.text(digits) for measure, (_, _, digits) in measured]
-        rows.append([str(len(group.runs)), *([str(group.seeds)] if has_seeds else []), *values])
+        rows.append([str(len(group.runs)), *([str(group.num_seeds)] if has_seeds else []), *values])
     titles = ["runs", *(["seeds"] if has_seeds else [])]
     titles += [f"{METRICS[key][0]},{chr(10) if is_narrow else ' '}{METRICS[key][1]}" for key in shown]
     lines = [[*title.split("\n"), *(row[place] for row in rows)] for place, title in enumerate(titles)]

@@ -78,7 +78,7 @@ class RunDirectory:
         """Whether this process may write to it."""
         return self._lock is not None
 
-    def name(self, path: Path) -> None:
+    def request(self, path: Path) -> None:
         """Use exactly this folder, which must not exist yet."""
         self._requested_path = path.expanduser()
 

@@ -256,7 +256,7 @@ def _run_directory_for(logger: Any, root: str, run_dir: str | None) -> RunDirect
     chosen = (one.run for one in _listed(logger) if isinstance(one, JSONLinesLogger))
     directory = next(chosen, None) or RunDirectory(root)
     if run_dir is not None:
-        directory.name(Path(run_dir))
+        directory.request(Path(run_dir))
     return directory
 
 

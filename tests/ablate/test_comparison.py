@@ -22,8 +22,8 @@ def _run(number, mlp, seed):
 
 def test_runs_are_grouped_by_what_differs_but_their_seeds():
     first, second = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0), ("swiglu", 2, 2.5), ("swiglu", 3, 3.0))
-    assert (first.name, first.options, first.seeds, len(first.runs)) == ("mlp=swiglu", {"mlp": "swiglu"}, 3, 3)
-    assert (second.name, second.seeds, len(second.runs)) == ("mlp=gelu", 1, 1)
+    assert (first.name, first.options, first.num_seeds, len(first.runs)) == ("mlp=swiglu", {"mlp": "swiglu"}, 3, 3)
+    assert (second.name, second.num_seeds, len(second.runs)) == ("mlp=gelu", 1, 1)
     assert first.measures["val_loss"].mean == pytest.approx(2.5)
     assert first.measures["val_loss"].spread == pytest.approx(torch.tensor([2.0, 2.5, 3.0]).std().item())
     assert second.measures["val_loss"].spread is None
@@ -85,4 +85,4 @@ def test_runs_of_one_seed_count_once():
 
 def test_the_same_seed_again_is_no_spread():
     (group,) = groups(("swiglu", 1, 2.0), ("swiglu", 1, 2.0))
-    assert (group.seeds, len(group.runs), group.measures["val_loss"].spread) == (1, 2, None)
+    assert (group.num_seeds, len(group.runs), group.measures["val_loss"].spread) == (1, 2, None)
