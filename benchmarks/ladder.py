@@ -2,19 +2,17 @@
 
 ``transfer`` trains each size at five learning rates a factor of 1.41 apart around that of ``--size``, with two seeds,
 on the characters of Python's standard library. Of each optimizer it reports the best rate in octaves above that, and
-its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval. ``transfer=25k,50k`` has
-other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam.
+its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval; also for a rate that does
+not grow with √batch. ``transfer=25k,50k`` has other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam.
 
 ``coverage`` trains nothing: it simulates how often an extrapolated interval (``statistics.extrapolation``) holds the
 truth. A ladder has a variant and a null variant at some sizes, a factor of 4 in compute apart. Differences of pairs are
-normal; their standard deviation is the same at all sizes, or falls or rises by a fifth from one to the next.
-``covered`` is the interval of the mean, ``promised`` the one in which the next observed mean should be. Both have a
-level of 90%.
+normal; their standard deviation is the same at all sizes, or falls or rises by a fifth from one to the next. At a level
+of 90%, ``covered`` is the interval of the mean, ``promised`` the one in which the next observed mean should be.
 
-Runs are in ``runs/ladder-transfer`` of the current folder, a process for each core. The same command continues, and
-repeats no finished run. The command fails if the rate of MuonAdamW, the default, tilts: the interval excludes zero and
-the best rate moves by more than half an octave over all sizes. It fails if the best loss of a larger model is higher,
-or if an interval holds the truth too seldom or too often.
+Runs are in ``runs/ladder-transfer``, a process for each core; no finished one is repeated. The command fails if the
+rate of MuonAdamW, the default, tilts (the interval excludes zero, and the best rate moves by over half an octave), if
+the best loss of a larger model is higher, or if an interval holds the truth too seldom or too often.
 """
 
 import itertools
@@ -114,7 +112,8 @@ def run(request: Request) -> Iterator[Row]:
             fields: dict[str, Any] = {"best_lr": sizings[name, size].options[LR] * FACTORS[int(means.argmin())]}
             fields |= {"val_loss": float(means.min()), "octaves": float(np.mean(best[-1])), "losses": own}
             if size == request.sizes[-1]:
-                fields |= _tilt([sizings[name, each].flops or 0 for each in request.sizes], best)
+                own_sizings = [sizings[name, each] for each in request.sizes]
+                fields |= _tilt(own_sizings, best) | _tilt(own_sizings, best, "_without_batch")
             yield request.row(f"{name}: {size:,}", parameters=size, flops=sizings[name, size].flops, **fields)
 
 
@@ -141,13 +140,15 @@ def _lowest(losses: Sequence[float]) -> float:
     return float(np.clip(lowest, octaves[0], octaves[-1]))
 
 
-def _tilt(flops: Sequence[float], best: Sequence[Sequence[float]]) -> dict[str, float]:
+def _tilt(sizings: Sequence[Sizing], best: Sequence[Sequence[float]], suffix: str = "") -> dict[str, float]:
     """The slope of the best rate over log4 of FLOPs, its interval, and how far it moves over all sizes."""
-    places = np.repeat(np.log2(flops) / 2, len(SEEDS))
-    line = stats.linregress(places, np.concatenate(best))
+    places = np.repeat(np.log2([sizing.flops or 0 for sizing in sizings]) / 2, len(SEEDS))
+    batches = np.log2([sizing.options["data.global_batch_size"] for sizing in sizings])
+    line = stats.linregress(places, np.ravel(best) + (np.repeat(batches / 2, len(SEEDS)) if suffix else 0))
     half = stats.t.ppf(0.975, len(places) - 2) * np.nan_to_num(line.stderr)  # NaN if all are equal
-    found = {"tilt": line.slope, "tilt_low": line.slope - half, "tilt_high": line.slope + half}
-    return {name: float(value) for name, value in {**found, "moved": line.slope * np.ptp(places)}.items()}
+    found = (line.slope, line.slope - half, line.slope + half, line.slope * np.ptp(places))
+    names = ("tilt", "tilt_low", "tilt_high", "moved")
+    return {f"{name}{suffix}": float(value) for name, value in zip(names, found, strict=True)}
 
 
 def bend(x: float) -> float:
