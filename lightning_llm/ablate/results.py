@@ -16,7 +16,7 @@ from lightning_llm.runs.directory import STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary
 from lightning_llm.runs.status import state_of as run_state
-from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, MLP_VALUES, VALIDATION_BATCHES, mismatch
+from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.statistics.windows import MOST_BLOCKS
 
@@ -28,6 +28,7 @@ NUMBERS = (
 VALIDATION_LOSS = "val_loss"
 CURVES = ("train_loss", VALIDATION_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
+SETTINGS |= {"model.architecture.num_hidden_layers": (pairing.RESIDUAL_VALUES,)}
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
 _ARM = record(
     dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
@@ -155,7 +156,7 @@ class Loaded:
         """Whether the null variant began like the baseline: with ``model.init_from``, nothing is random."""
         seed = self.plan.experiment.first_seed
         runs = [self.results.get(RunKey(name, seed)) for name in (BASELINE, NULL)]
-        starts = [None if result is None else result.summary.get(INITIAL_VALUES) for result in runs]
+        starts = [None if result is None else result.summary.get(pairing.INITIAL_VALUES) for result in runs]
         return starts[0] is not None and starts[0] == starts[1]
 
 
@@ -264,6 +265,6 @@ def _mismatch(plan: Plan, base: Result, other: Result) -> str:
         return f"they have {base_steps} and {steps} steps"
     options = plan.experiment.variants.get(name, {})
     excused = [field for option, fields in SETTINGS.items() if option in options for field in fields]
-    excused += [MLP_VALUES] if name == NULL else []
-    excused += [BATCHES, VALIDATION_BATCHES] if arm["tokenizer"] != base_arm["tokenizer"] else []
-    return mismatch(base.summary, other.summary, excused)
+    excused += [pairing.MLP_VALUES] if name == NULL else []
+    excused += [pairing.BATCHES, pairing.VALIDATION_BATCHES] if arm["tokenizer"] != base_arm["tokenizer"] else []
+    return pairing.mismatch(base.summary, other.summary, excused)

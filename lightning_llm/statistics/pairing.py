@@ -11,7 +11,9 @@ from typing import Any
 
 INITIAL_VALUES, BATCHES, VALIDATION_BATCHES = "initial_values", "batches", "validation_batches"
 BATCHES_AT, STEPS, CHANGES = "batches_at", "steps", "changed_on_resume"
-MLP_VALUES = "initial_values of the MLPs"  # can be excused, as can every field
+# can be excused, as can every field; what writes to the residual stream begins smaller in a deeper model
+MLP_VALUES, RESIDUAL_VALUES = "initial_values of the MLPs", "initial_values of what writes to the residual stream"
+_VALUES_OF = {MLP_VALUES: (".mlp.",), RESIDUAL_VALUES: (".o_proj.", ".down_proj.")}
 _WORDS = {BATCHES: "training batches", VALIDATION_BATCHES: "validation batches", INITIAL_VALUES: "initial values"}
 _EXECUTION = {
     "precision": "precision",
@@ -30,7 +32,7 @@ def mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Colle
     Args:
         first: The ``summary.json`` of one run.
         second: That of the other.
-        excused: Fields in which they may differ; ``MLP_VALUES``: the initial values of the MLPs.
+        excused: Fields in which they may differ; ``MLP_VALUES`` and ``RESIDUAL_VALUES``: initial values of some parts.
     """
     checks = (executed_otherwise, _batch_mismatch, _value_mismatch)
     return next(filter(None, (check(first, second, excused) for check in checks)), "")
@@ -86,9 +88,9 @@ def _value_mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused
     shared = [name for name in values if name in other_values and _shape(values[name]) == _shape(other_values[name])]
     if not shared:
         return "they share no parameter"
-    exempt = ".mlp." if MLP_VALUES in excused else None
-    differing = [name for name in shared if values[name] != other_values[name] and not (exempt and exempt in name)]
-    if differing:
+    exempt = [part for field in excused for part in _VALUES_OF.get(field, ())]
+    differing = [name for name in shared if values[name] != other_values[name]]
+    if differing := [name for name in differing if not any(part in name for part in exempt)]:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         return f"their initial values differ: {differing[0]}{more}"
     return ""

@@ -93,6 +93,16 @@ def test_runs_on_other_batches_are_no_pair(experiment):
         work(plan.out)
 
 
+def test_a_variant_of_another_depth_is_a_pair(experiment):
+    deeper = {"effect": 0.0, "residual": "01"}
+    with pytest.raises(ValueError, match="are no pair: their initial values differ"):
+        work(experiment({"a": deeper}, out="same").out)
+    options = {"model.architecture.num_hidden_layers": 5}
+    plan = experiment({"a": {**deeper, "options": options}}, out="deeper")
+    work(plan.out)
+    assert not load_experiment(plan.out).state.needed
+
+
 def test_tuned_runs_without_an_untuned_baseline_are_compared_with_the_tuned_one(experiment):
     tune = {"option": "model.optimizer.init_args.lr", "factors": [0.5, 1.0, 2.0], "seeds": 1}
     sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 0.01} for name in ("baseline", "null", "a")}
