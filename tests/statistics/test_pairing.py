@@ -108,7 +108,7 @@ def test_the_initial_values_of_the_mlps_can_be_excused_alone():
 
 def test_a_deeper_model_may_begin_with_smaller_residual_projections():
     names = ("embed.weight", "layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight")
-    run, deeper = ({**RUN, "initial_values": {name: f"8x4 float32 0{last}" for name in names}} for last in (1, 2))
+    run, deeper = ({**RUN, "initial_values": dict.fromkeys(names, f"8x4 float32 0{last}")} for last in (1, 2))
     deeper["initial_values"]["embed.weight"] = run["initial_values"]["embed.weight"]
     assert mismatch(run, deeper) == "their initial values differ: layers.0.self_attn.o_proj.weight and 1 more"
     assert mismatch(run, deeper, [RESIDUAL_VALUES]) == ""
