@@ -28,7 +28,6 @@ NUMBERS = (
 VALIDATION_LOSS = "val_loss"
 CURVES = ("train_loss", VALIDATION_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
-SETTINGS |= {"model.architecture.num_hidden_layers": (pairing.RESIDUAL_VALUES,)}
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
 _ARM = record(
     dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),

@@ -3,7 +3,8 @@
 ``summary.json`` says so, by hashes (``training.callbacks.inputs``) of the training and validation batches that the run
 used and of the initial value of each parameter, and by a record of what else decides its bits
 (``training.environment``). A pair shares the initial values of all parameters that both runs have, by name, shape and
-dtype; a parameter of another shape cannot be shared. Runs of different lengths share the batches of their common steps.
+dtype; a parameter of another shape cannot be shared, and in a model of another depth, the projections onto the residual
+stream begin at another scale. Runs of different lengths share the batches of their common steps.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,9 +12,8 @@ from typing import Any
 
 INITIAL_VALUES, BATCHES, VALIDATION_BATCHES = "initial_values", "batches", "validation_batches"
 BATCHES_AT, STEPS, CHANGES = "batches_at", "steps", "changed_on_resume"
-# can be excused, as can every field; what writes to the residual stream begins smaller in a deeper model
-MLP_VALUES, RESIDUAL_VALUES = "initial_values of the MLPs", "initial_values of what writes to the residual stream"
-_VALUES_OF = {MLP_VALUES: (".mlp.",), RESIDUAL_VALUES: (".o_proj.", ".down_proj.")}
+MLP_VALUES = "initial_values of the MLPs"  # can be excused, as can every field
+_RESIDUAL = (".o_proj.", ".down_proj.")  # they write to the residual stream, and begin smaller in a deeper model
 _WORDS = {BATCHES: "training batches", VALIDATION_BATCHES: "validation batches", INITIAL_VALUES: "initial values"}
 _EXECUTION = {
     "precision": "precision",
@@ -32,7 +32,7 @@ def mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Colle
     Args:
         first: The ``summary.json`` of one run.
         second: That of the other.
-        excused: Fields in which they may differ; ``MLP_VALUES`` and ``RESIDUAL_VALUES``: initial values of some parts.
+        excused: Fields in which they may differ; ``MLP_VALUES``: the initial values of the MLPs.
     """
     checks = (executed_otherwise, _batch_mismatch, _value_mismatch)
     return next(filter(None, (check(first, second, excused) for check in checks)), "")
@@ -88,7 +88,8 @@ def _value_mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused
     shared = [name for name in values if name in other_values and _shape(values[name]) == _shape(other_values[name])]
     if not shared:
         return "they share no parameter"
-    exempt = [part for field in excused for part in _VALUES_OF.get(field, ())]
+    depths = {len({name.partition("layers.")[2].partition(".")[0] for name in own}) for own in (values, other_values)}
+    exempt = [*([".mlp."] if MLP_VALUES in excused else []), *(_RESIDUAL if len(depths) > 1 else ())]
     differing = [name for name in shared if values[name] != other_values[name]]
     if differing := [name for name in differing if not any(part in name for part in exempt)]:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""

@@ -68,7 +68,8 @@ def main():
         return 1
     drawn = asked.get("drawn", "00")
     values = {"embed": asked.get("embed", "00"), "layers.0.mlp.up": drawn}
-    values |= {"layers.0.self_attn.o_proj.weight": asked.get("residual", "00")}
+    layers, residual = range(asked.get("layers", 1)), asked.get("residual", "00")
+    values |= {f"layers.{layer}.self_attn.o_proj.weight": residual for layer in layers}
     hashes = {"initial_values": {name: f"2x2 float32 {value}" for name, value in values.items()}}
     hashes |= {"validation_batches": "1", "batches": asked.get("batches", "2"), "steps": asked.get("steps", 6)}
     hashes |= {"batches_at": {"4": asked.get("prefix", "3")}, "precision": asked.get("precision", "32-true")}

@@ -97,8 +97,7 @@ def test_a_variant_of_another_depth_is_a_pair(experiment):
     deeper = {"effect": 0.0, "residual": "01"}
     with pytest.raises(ValueError, match="are no pair: their initial values differ"):
         work(experiment({"a": deeper}, out="same").out)
-    options = {"model.architecture.num_hidden_layers": 5}
-    plan = experiment({"a": {**deeper, "options": options}}, out="deeper")
+    plan = experiment({"a": {**deeper, "layers": 2}}, out="deeper")
     work(plan.out)
     assert not load_experiment(plan.out).state.needed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.statistics.pairing import MLP_VALUES, RESIDUAL_VALUES, mismatch
+from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
 
 RUN = {
     "batches": "a1",
@@ -107,10 +107,11 @@ def test_the_initial_values_of_the_mlps_can_be_excused_alone():
 
 
 def test_a_deeper_model_may_begin_with_smaller_residual_projections():
-    names = ("embed.weight", "layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight")
-    run, deeper = ({**RUN, "initial_values": dict.fromkeys(names, f"8x4 float32 0{last}")} for last in (1, 2))
-    deeper["initial_values"]["embed.weight"] = run["initial_values"]["embed.weight"]
-    assert mismatch(run, deeper) == "their initial values differ: layers.0.self_attn.o_proj.weight and 1 more"
-    assert mismatch(run, deeper, [RESIDUAL_VALUES]) == ""
-    deeper["initial_values"]["embed.weight"] = "8x4 float32 03"
-    assert mismatch(run, deeper, [RESIDUAL_VALUES]) == "their initial values differ: embed.weight"
+    residual = ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight")
+    run = {**RUN, "initial_values": {"embed.weight": "8x4 float32 01", **dict.fromkeys(residual, "4x4 float32 01")}}
+    scaled = {**RUN, "initial_values": {**run["initial_values"], **dict.fromkeys(residual, "4x4 float32 02")}}
+    assert mismatch(run, scaled) == "their initial values differ: layers.0.self_attn.o_proj.weight and 1 more"
+    scaled["initial_values"]["layers.1.norm.weight"] = "4 float32 01"
+    assert mismatch(run, scaled) == mismatch(scaled, run) == ""
+    scaled["initial_values"]["embed.weight"] = "8x4 float32 03"
+    assert mismatch(run, scaled) == "their initial values differ: embed.weight"
