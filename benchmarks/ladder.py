@@ -1,27 +1,25 @@
-"""``python -m benchmarks ladder``: does ``--size`` carry a learning rate from one size to another?
+"""``python -m benchmarks ladder``: does what is found at one size hold at another?
 
 ``transfer`` trains each size at five learning rates a factor of 1.41 apart around that of ``--size``, with two seeds,
 on the characters of Python's standard library. Of each optimizer it reports the best rate in octaves above that, and
 its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval; also for a rate that does
 not grow with √batch. ``transfer=25k,50k`` has other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam.
+Its runs are in ``runs/ladder-transfer``, a process for each core; no finished one is repeated.
 
-``coverage`` trains nothing: it simulates how often an extrapolated interval (``statistics.extrapolation``) holds the
-truth. A ladder has a variant and a null variant at some sizes, a factor of 4 in compute apart. Differences of pairs are
-normal; their standard deviation is the same at all sizes, or falls or rises by a fifth from one to the next. At a level
-of 90%, ``covered`` is the interval of the mean, ``promised`` the one in which the next observed mean should be.
+``coverage`` and ``held-out`` are about predictions of differences (``benchmarks.ladder_predictions``).
 
-Runs are in ``runs/ladder-transfer``, a process for each core; no finished one is repeated. The command fails if the
-rate of MuonAdamW, the default, tilts (the interval excludes zero, and the best rate moves by over half an octave), if
-the best loss of a larger model is higher, or if an interval holds the truth too seldom or too often.
+The command fails if the rate of MuonAdamW, the default, tilts (the interval excludes zero, and the best rate moves by
+over half an octave), if the best loss of a larger model is higher, or if an interval holds the truth too seldom or too
+often.
 """
 
 import itertools
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +29,15 @@ from scipy import stats
 
 from benchmarks import parts
 from benchmarks.commands import ROOT
+from benchmarks.ladder_predictions import COVERAGE, EXAMPLES, HELD_OUT, coverage, draw_predictions, held_out
 from benchmarks.runs import fit
-from lightning_llm.accounting.sizing import LR, Sizing, parse_size, sizing_for, with_options
+from lightning_llm.accounting.sizing import BATCH, LR, Sizing, parse_size, sizing_for, with_options
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Row
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config
-from lightning_llm.statistics.extrapolation import AtSize, Spread, predict
 
 SIZES, FACTORS, SEEDS = "25k,50k,100k,200k", [2 ** (half / 2) for half in range(-2, 3)], range(2)
 CONFIG, DEFAULT = ROOT / "configs" / "shakespeare-char.yaml", "MuonAdamW"
@@ -49,42 +47,24 @@ _MUP = {"model.optimizer": _ADAMW, "model.architecture.mup": {"base_width": 128,
 VARIANTS: dict[str, Any] = {DEFAULT: {}, "AdamW": {"model.optimizer": _ADAMW}, "AdamW with mup": _MUP}
 MOST_MOVED = 0.5  # octaves, over all sizes
 DIVERGED = 5.0  # nats per character of a run whose loss is NaN: worse than guessing
-COVERAGE = "coverage"
-DRAWS = 12_000  # of each curve and target, over all designs
-SD = 0.006  # of a pair's difference at the smallest size, nats
-CURVES: dict[str, Callable[[float], float]] = {  # true differences, nats
-    "zero": lambda x: 0.0,
-    "constant": lambda x: -0.02,
-    "linear": lambda x: -0.03 + 0.006 * x,
-    "growing": lambda x: -0.01 - 0.004 * x,
-    "changes sign": lambda x: -0.012 + 0.008 * x,
-    "decays to zero by 0.7": lambda x: -0.03 * 0.7**x,
-    "decays to zero by 0.5": lambda x: -0.03 * 0.5**x,
-    "decays to half": lambda x: -0.015 - 0.015 * 0.5**x,
-}
-BEND = "bends after the third size"
-SPREADS = (0.0, math.log(0.8), math.log(1.25))  # logarithms of the factor from one size to the next
-LADDERS, PAIRS = (3, 4), (4, 8)  # numbers of sizes, and of pairs at each
-BEYOND = (1, 2)  # factors of 4 from the largest size to the target
-GATE = (0.88, 0.97)
 
 
-def parse(text: str) -> list[int] | str:
-    """The sizes of ``transfer`` or ``transfer=25k,50k``; or ``coverage``."""
+def parse(text: str) -> Callable[[Request], Iterator[Row]]:
+    """What yields the rows of a shape such as ``transfer=25k,50k`` or ``held-out``."""
+    name, _, own = text.partition("=")
     if text == COVERAGE:
-        return text
-    name, _, sizes = text.partition("=")
-    found = [parse_size(size) for size in (sizes or SIZES).split(",")]
-    if name != "transfer" or sorted(set(found)) != found or len(found) < 2:
-        raise ValueError(f"shapes {text!r} must be coverage, transfer, or rising sizes such as transfer=25k,50k")
-    return found
+        return coverage
+    if name == HELD_OUT and (EXAMPLES / f"{own or HELD_OUT}.yaml").exists():
+        return partial(held_out, name=own or HELD_OUT)
+    sizes = [parse_size(size) for size in (own or SIZES).split(",")]
+    if name != "transfer" or sorted(set(sizes)) != sizes or len(sizes) < 2:
+        expected = "coverage, held-out, transfer, or rising sizes such as transfer=25k,50k"
+        raise ValueError(f"shapes {text!r} must be {expected}")
+    return partial(transfer, sizes=sizes)
 
 
-def run(request: Request) -> Iterator[Row]:
+def transfer(request: Request, sizes: Sequence[int]) -> Iterator[Row]:
     """A row for each variant and size: ``losses`` by factor and seed, the best of both, and on the last the tilt."""
-    if request.sizes == COVERAGE:
-        yield from _coverage(request)
-        return
     folder, variants = Path("runs/ladder-transfer").absolute(), request.chosen(VARIANTS)
     store = find_or_prepare(corpus="stdlib", tokenizer="char", store=str(folder / "store"))
     sizings: dict[tuple[str, int], Sizing] = {}
@@ -92,7 +72,7 @@ def run(request: Request) -> Iterator[Row]:
         base = with_options(read_config(CONFIG), {**DATA, "data.store": str(store.path), **VARIANTS[name]})
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
         known = with_options(base, {"model.architecture.vocab_size": store.vocab_size})
-        sizings |= {(name, size): sizing_for(known, size) for size in request.sizes}
+        sizings |= {(name, size): sizing_for(known, size) for size in sizes}
 
     def loss(job: tuple[tuple[str, int], float, int]) -> float:
         (name, size), factor, seed = job
@@ -105,15 +85,18 @@ def run(request: Request) -> Iterator[Row]:
         losses = dict(zip(jobs, pool.map(loss, jobs), strict=True))
     for name in variants:
         best: list[list[float]] = []
-        for size in request.sizes:
+        for size in sizes:
             own = [[losses[(name, size), factor, seed] for factor in FACTORS] for seed in SEEDS]
             best.append([_lowest(each) for each in own])
             means = np.mean(own, axis=0)
             fields: dict[str, Any] = {"best_lr": sizings[name, size].options[LR] * FACTORS[int(means.argmin())]}
             fields |= {"val_loss": float(means.min()), "octaves": float(np.mean(best[-1])), "losses": own}
-            if size == request.sizes[-1]:
-                own_sizings = [sizings[name, each] for each in request.sizes]
-                fields |= _tilt(own_sizings, best) | _tilt(own_sizings, best, "_without_batch")
+            if size == sizes[-1]:
+                own_sizings = [sizings[name, each] for each in sizes]
+                octaves_of_batch = np.log2([each.options[BATCH] for each in own_sizings]) / 2
+                without = _tilt(own_sizings, np.array(best) + octaves_of_batch[:, None])
+                fields |= _tilt(own_sizings, best)
+                fields |= {f"{field}_without_batch": value for field, value in without.items()}
             yield request.row(f"{name}: {size:,}", parameters=size, flops=sizings[name, size].flops, **fields)
 
 
@@ -140,62 +123,22 @@ def _lowest(losses: Sequence[float]) -> float:
     return float(np.clip(lowest, octaves[0], octaves[-1]))
 
 
-def _tilt(sizings: Sequence[Sizing], best: Sequence[Sequence[float]], suffix: str = "") -> dict[str, float]:
-    """The slope of the best rate over log4 of FLOPs, its interval, and how far it moves over all sizes."""
+def _tilt(sizings: Sequence[Sizing], best: Any) -> dict[str, float]:
+    """The slope of the best rate over log4 of FLOPs, its interval, and how far it moves over all sizes.
+
+    ``best`` is in octaves, of shape (sizes, seeds).
+    """
     places = np.repeat(np.log2([sizing.flops or 0 for sizing in sizings]) / 2, len(SEEDS))
-    batches = np.log2([sizing.options["data.global_batch_size"] for sizing in sizings])
-    line = stats.linregress(places, np.ravel(best) + (np.repeat(batches / 2, len(SEEDS)) if suffix else 0))
+    line = stats.linregress(places, np.ravel(best))
     half = stats.t.ppf(0.975, len(places) - 2) * np.nan_to_num(line.stderr)  # NaN if all are equal
     found = (line.slope, line.slope - half, line.slope + half, line.slope * np.ptp(places))
-    names = ("tilt", "tilt_low", "tilt_high", "moved")
-    return {f"{name}{suffix}": float(value) for name, value in zip(names, found, strict=True)}
-
-
-def bend(x: float) -> float:
-    """Flat over three sizes, and falling to zero from there."""
-    return -0.02 + 0.01 * max(0.0, x - 2)
-
-
-def _coverage(request: Request) -> Iterator[Row]:
-    """A row for each curve and target: shares over all designs, the lowest and the highest of one."""
-    for name, curve in {**CURVES, BEND: bend}.items():
-        for beyond in BEYOND:
-            rng, designs = np.random.default_rng(request.options.seed), itertools.product(LADDERS, PAIRS, SPREADS)
-            found = [_covered(rng, curve, *design, beyond) for design in designs]
-            covered, promised, widths = zip(*found, strict=True)
-            mean = float(np.mean(covered))
-            is_off = name != BEND and not GATE[0] <= mean <= GATE[1]
-            yield request.row(
-                f"{name}, {4**beyond} times the compute",
-                covered=mean,
-                lowest=min(covered),
-                highest=max(covered),
-                promised=float(np.mean(promised)),
-                half_width=float(np.mean(widths)),
-                problems=[f"{name}, {4**beyond} times: {mean:.1%} covered"] if is_off else [],
-            )
-
-
-def _covered(rng: Any, curve: Callable[[float], float], sizes: int, pairs: int, slope: float, beyond: int) -> Any:
-    """Shares of ladders whose intervals hold the true mean and the next observed one, and the mean half-width."""
-    target, found = sizes - 1 + beyond, []
-    sds = SD * np.exp(slope * np.arange(target + 1))
-    for _ in range(DRAWS // len(LADDERS) // len(PAIRS) // len(SPREADS)):
-        drawn = rng.standard_normal((2, sizes, pairs)) * sds[:sizes, None]  # the variant's noise, and the null's
-        drawn[0] += np.array([curve(x) for x in range(sizes)])[:, None]
-        each = [[AtSize(x, float(d.mean()), float(d.std(ddof=1)), pairs) for x, d in enumerate(arm)] for arm in drawn]
-        prediction = predict(each[0], Spread.of([*each[0], *each[1]]), target, pairs)
-        truth = curve(target)
-        observed = truth + sds[target] / math.sqrt(pairs) * rng.standard_normal()
-        (low, high), (least, most) = prediction.interval, prediction.prediction_interval
-        found.append((low <= truth <= high, least <= observed <= most, (high - low) / 2))
-    return np.mean(found, axis=0).tolist()
+    return dict(zip(("tilt", "tilt_low", "tilt_high", "moved"), map(float, found), strict=True))
 
 
 def check(rows: Sequence[Row]) -> None:
     """Fail if the default's rate does not carry over, a larger model is worse, or intervals do not cover."""
     parts.check(rows)
-    rows = [row for row in rows if row.shape != COVERAGE]
+    rows = [row for row in rows if row.val_loss is not None]
     for row in (row for row in rows if row.tilt is not None and row.variant.startswith(f"{DEFAULT}:")):
         if not row.tilt_low <= 0 <= row.tilt_high and abs(row.moved) > MOST_MOVED:
             raise RuntimeError(f"{row.variant}: the best rate moves by {row.moved:+.2f} octaves, expected {MOST_MOVED}")
@@ -206,9 +149,12 @@ def check(rows: Sequence[Row]) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """Loss against the learning rate relative to that of ``--size``; or shares of intervals."""
-    if rows[0].shape == COVERAGE:
+    """Loss against the learning rate relative to that of ``--size``; or shares, or predictions and observations."""
+    if rows[0].covered is not None:
         bar_plot(Measure("covered", 100, "intervals of 90% that hold the truth, %"), by=("shape",))(rows, path, title)
+        return
+    if rows[0].predicted is not None:
+        draw_predictions(rows, path, title, **options)
         return
     with chart(path, title, height=4.0, **options) as axes:
         (axis,) = np.ravel(axes)
@@ -219,7 +165,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
 
 
 BENCH = Bench(
-    run=run,
+    run=lambda request: request.sizes(request),  # the rows of a shape
     shapes=["transfer", COVERAGE],
     parse=parse,
     devices=("cpu",),
@@ -236,11 +182,18 @@ BENCH = Bench(
         "highest, %": ("highest", 100, ".1f"),
         "promised, %": ("promised", 100, ".1f"),
         "half-width": ("half_width", 1, ".4f"),
+        "predicted": (lambda row: row.predicted and "{:+.4f} to {:+.4f}".format(*row.predicted), 1, ""),
+        "observed": ("observed", 1, "+.4f"),
+        "hit": ("hit", 1, "d"),
+        "hits": ("hits", 1, "d"),
+        "score": ("score", 1, ".4f"),
+        "if it persists": ("score_persists", 1, ".4f"),
+        "by a line": ("score_line", 1, ".4f"),
     },
     draw=draw,
     files=(
         *("lightning_llm/accounting/sizing.py", "lightning_llm/statistics/extrapolation.py"),
-        *("lightning_llm/model", "lightning_llm/optim", "configs"),
+        *("lightning_llm/model", "lightning_llm/optim", "configs", "examples/ablations"),
     ),
     check=check,
 )
