@@ -99,11 +99,11 @@ class RunReport(Callback):
         checkpoints = callback_of(trainer, RunCheckpoints)
         self._validate_last_step(trainer, model, data, checkpoints)
         run = run_dir_of(trainer)  # a broadcast: every process must ask
-        summary = write_summary(trainer, model, data, run, seconds)
+        summary = write_summary(trainer, model, data, run)
         if not trainer.is_global_zero:
             return
         newest = None if checkpoints is None else checkpoints.newest
-        self._print_results(run, newest, summary)
+        self._print_results(run, newest, summary, seconds)
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
@@ -137,7 +137,7 @@ class RunReport(Callback):
             for name, value in trainer.callback_metrics.items():
                 self.console.print(f"{escape(name):<24}{float(value):.6f}")
 
-    def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any]) -> None:
+    def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any], seconds: float) -> None:
         bits = summary["bits_per_byte"]
         results = ["not validated"]
         if summary["val_loss"] is not None:
@@ -146,7 +146,7 @@ class RunReport(Callback):
         results += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
         results += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
         done = summary["steps"] - self._first_step
-        self.console.print(f"\n[bold]result[/]  {', '.join(results)}; {done} steps in {summary['seconds']:.1f} s")
+        self.console.print(f"\n[bold]result[/]  {', '.join(results)}; {done} steps in {seconds:.1f} s")
         if newest is not None:
             best = f" (best: {BEST})" if newest.with_name(BEST).exists() else ""
             self.console.print(f"[bold]saved[/]   {escape(str(newest))}{best}")

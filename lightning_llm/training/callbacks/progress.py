@@ -4,6 +4,7 @@ On a terminal, the bar is redrawn at log steps only and needs no thread; in a fi
 line. ``status.json`` lets ``compare`` tell a run that failed or was killed from one that still trains.
 """
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.io.console import Console
+from lightning_llm.io.untrusted import is_number
 from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.runs.status import DIVERGED, FAILED, INTERRUPTED, RUNNING, write_status
 from lightning_llm.training import metrics
@@ -22,6 +24,7 @@ from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.run_length import total_steps
 
+MOST_SECONDS = 1e10  # 300 years: a checkpoint with more is not of a run
 SHOWN = {
     metrics.TRAIN_LOSS: "loss {:.3f}",
     metrics.VAL_LOSS: "val {:.4f}",
@@ -95,10 +98,43 @@ def describe(trainer: Trainer) -> str:
 
 
 class StatusFile(Callback):
-    """Writes ``status.json`` at the start of a run, after each validation, and when an exception ends it."""
+    """Writes ``status.json`` at the start of a run, after each validation, and when an exception ends it.
+
+    Attributes:
+        seconds: How long the steps up to now took, with those before each checkpoint that the run resumed from.
+    """
 
     def __init__(self) -> None:
         self._run: Path | None = None
+        self._earlier_s = 0.0
+        self._started: float | None = None
+
+    @property
+    def state_key(self) -> str:
+        """One for ``fit`` and for runs that Python starts: either can resume the other."""
+        return StatusFile.__qualname__
+
+    @property
+    def seconds(self) -> float:
+        """From the first step, with validations, to the last one."""
+        return self._earlier_s + (0.0 if self._started is None else time.perf_counter() - self._started)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The time, for runs that resume from here."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Add to the time of a checkpoint."""
+        seconds = state_dict.get("seconds")
+        self._earlier_s = float(seconds) if is_number(seconds) and 0 <= seconds <= MOST_SECONDS else 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first step follows."""
+        self._started = time.perf_counter()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The last step is over; a Trainer may train again."""
+        self._earlier_s, self._started = self.seconds, None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has begun."""

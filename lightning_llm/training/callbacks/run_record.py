@@ -5,7 +5,6 @@
 """
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,7 @@ def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
     return next((callback for callback in callbacks if isinstance(callback, kind)), None)
 
 
-def write_summary(
-    trainer: Trainer, model: LightningModule, data: Any, run: Path | None, seconds: float, **more: Any
-) -> dict[str, Any]:
+def write_summary(trainer: Trainer, model: LightningModule, data: Any, run: Path | None, **more: Any) -> dict[str, Any]:
     """The results of a run, which the first process writes to its folder. Every process must call it.
 
     Args:
@@ -44,7 +41,6 @@ def write_summary(
         model: With the sums of that validation.
         data: The data module.
         run: The run directory; ``None``: nothing is written.
-        seconds: How long it trained.
         more: Further fields.
     """
     steps = trainer.global_step
@@ -66,7 +62,7 @@ def write_summary(
         "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
         "steps": steps,
         **({} if (tokens := data_attribute(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
-        "seconds": round(seconds, 3),
+        "seconds": round(getattr(callback_of(trainer, StatusFile), "seconds", 0.0), 3),
         **environment_of(trainer),
         **({} if attention is None else {"attention": attention}),
         "changed_on_resume": getattr(callback_of(trainer, ResumeDiff), "changes", []),
@@ -89,7 +85,7 @@ class RunRecord(StatusFile):
 
     def __init__(self) -> None:
         super().__init__()
-        self._started, self._validated_step = time.perf_counter(), -1
+        self._validated_step = -1
         self._folder: Path | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -102,10 +98,6 @@ class RunRecord(StatusFile):
         self._run = self._folder if trainer.is_global_zero else None
         self._write(trainer, RUNNING)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The first step follows."""
-        self._started = time.perf_counter()
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has a new validation loss."""
         super().on_validation_end(trainer, pl_module)
@@ -113,10 +105,10 @@ class RunRecord(StatusFile):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has ended well: an exception does not lead here."""
-        data, seconds = getattr(trainer, "datamodule", None), time.perf_counter() - self._started
+        data = getattr(trainer, "datamodule", None)
         more = {"validated_step": self._validated_step, "options": options_of(trainer, pl_module, data)}
         if self._folder is not None:
-            write_summary(trainer, pl_module, data, self._folder, seconds, **more)
+            write_summary(trainer, pl_module, data, self._folder, **more)
 
 
 def missing_callbacks(trainer: Trainer) -> list[Callback]:
