@@ -151,15 +151,15 @@ def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None
     runs = find_runs([*(str(run.path) for run in baseline_runs), *names])
     status = {run.path: unfinished(run.path) for run in runs}
     left_out = [f"{path}: {problem}" for path, problem in status.items() if problem]
-    finished = [_with_threads(run) for run in runs if not status[run.path]]
+    summaries = {path: read_summary(path, (*METRICS, STEPS)) for path, problem in status.items() if not problem}
+    finished = [_with_threads(run, summaries[run.path]) for run in runs if run.path in summaries]
     if not finished:
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
     if baseline_runs and (problem := status[baseline_runs[0].path]):
         raise ValueError(f"--baseline {baseline} has not finished: {problem}")
-    summaries = {run.path: read_summary(run.path, (*METRICS, STEPS)) for run in finished}
     sections = {}
     for text, (members, tokenizers) in _by_text(finished, summaries).items():
-        results = [(run, read_results(run.path)) for run in members]
+        results = [(run, results_of(run.path, summaries[run.path])) for run in members]
         groups = group_runs(results, summaries, tokenizers)
         sections[text] = groups, effects(groups, summaries, delta=delta, must_pair=must_pair)
     notes = [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
@@ -243,19 +243,15 @@ def _parameters_in(summary: Mapping[str, Any]) -> int | None:
     return sum(math.prod(map(int, re.findall("[0-9]{1,15}", shape))) for shape in shapes) or None
 
 
-def _with_threads(run: Run) -> Run:
+def _with_threads(run: Run, summary: Mapping[str, Any]) -> Run:
     """The run, and the number of threads as an option where its summary notes one: it changes bits and time."""
-    threads = read_summary(run.path, METRICS).get(THREADS)
+    threads = summary.get(THREADS)
     return dataclasses.replace(run, options={**run.options, THREADS: threads}) if run.options and threads else run
 
 
-def read_results(run: Path) -> dict[str, float]:
-    """What ``summary.json`` says, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler.
-
-    Raises:
-        ValueError: It is damaged.
-    """
-    results = _numbers(read_summary(run, METRICS))
+def results_of(run: Path, summary: Mapping[str, Any]) -> dict[str, float]:
+    """What a summary says, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler."""
+    results = _numbers(summary)
     if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
         results[PEAK_MEMORY] = peak
     return results

@@ -21,6 +21,7 @@ from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.runs.directory import run_dir_of
+from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.run_record import callback_of, write_summary
 from lightning_llm.training.callbacks.throughput import TrainingLog
@@ -52,8 +53,7 @@ class RunReport(Callback):
     def __init__(self) -> None:
         self.console = _console()
         self._started = time.perf_counter()
-        self._first_step, self._validated_step = 0, -1
-        self._has_trained = False
+        self._first_step, self._has_trained = 0, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The summary at the start."""
@@ -79,11 +79,6 @@ class RunReport(Callback):
         self.console.print(table)
         if self._first_step:
             self.console.print(f"Resumed from step {self._first_step}: {escape(str(trainer.ckpt_path))}")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the step: at the end of a run it is not validated twice."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._validated_step = trainer.global_step
 
     def finish(self, trainer: Trainer, model: LightningModule, data: Any) -> None:
         """Validate the last step if needed; print the results, and write them as ``summary.json``."""
@@ -113,7 +108,7 @@ class RunReport(Callback):
         self, trainer: Trainer, model: LightningModule, data: Any, checkpoints: RunCheckpoints | None
     ) -> None:
         saved_step = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
-        is_validated = trainer.global_step in (self._validated_step, saved_step)
+        is_validated = trainer.global_step in (callback_of(trainer, StatusFile).validated_step, saved_step)
         if (not is_validated or not self._has_trained) and is_overridden("val_dataloader", data):
             loggers = trainer.loggers
             trainer.loggers = [] if is_validated else loggers  # the curve already has it

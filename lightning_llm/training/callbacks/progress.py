@@ -102,11 +102,12 @@ class StatusFile(Callback):
 
     Attributes:
         seconds: How long the steps up to now took, with those before each checkpoint that the run resumed from.
+        validated_step: That of the last validation; -1: there was none.
     """
 
     def __init__(self) -> None:
         self._run: Path | None = None
-        self._earlier_s = 0.0
+        self._earlier_s, self.validated_step = 0.0, -1
         self._started: float | None = None
 
     @property
@@ -145,6 +146,7 @@ class StatusFile(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has a new validation loss."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self.validated_step = trainer.global_step
             self._write(trainer, RUNNING)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

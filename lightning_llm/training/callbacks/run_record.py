@@ -85,7 +85,6 @@ class RunRecord(StatusFile):
 
     def __init__(self) -> None:
         super().__init__()
-        self._validated_step = -1
         self._folder: Path | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -98,15 +97,10 @@ class RunRecord(StatusFile):
         self._run = self._folder if trainer.is_global_zero else None
         self._write(trainer, RUNNING)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The run has a new validation loss."""
-        super().on_validation_end(trainer, pl_module)
-        self._validated_step = trainer.global_step
-
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has ended well: an exception does not lead here."""
         data = getattr(trainer, "datamodule", None)
-        more = {"validated_step": self._validated_step, "options": options_of(trainer, pl_module, data)}
+        more = {"validated_step": self.validated_step, "options": options_of(trainer, pl_module, data)}
         if self._folder is not None:
             write_summary(trainer, pl_module, data, self._folder, **more)
 
