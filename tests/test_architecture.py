@@ -64,10 +64,10 @@ GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 25_877  # with streams, recall, seven parts of recent papers, parts of single layers, and `same`
+CODE_LINES = 25_880  # with streams, recall, seven parts of recent papers, parts of single layers, `same`, and times over resumes
 FILES = 263
-ALL_LINES = 41_109
-BENCHMARK_LINES = 6_035  # of benchmarks/, which is not installed; with runs per hour, sizes, and streams
+ALL_LINES = 41_117
+BENCHMARK_LINES = 6_179  # of benchmarks/, which is not installed; with runs per hour, sizes, streams, and predictions
 SMALL = "make something else unnecessary, or raise the limit and say why in the commit (CONTRIBUTING.md)"
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 

@@ -91,22 +91,20 @@ class RunReport(Callback):
             if trainer.is_global_zero:
                 resumed = f"Resumed from step {steps}: {escape(str(trainer.ckpt_path))}; " if trainer.ckpt_path else ""
                 self.console.print(f"{resumed}no steps are left")
-        checkpoints = callback_of(trainer, RunCheckpoints)
-        self._validate_last_step(trainer, model, data, checkpoints)
+        self._validate_last_step(trainer, model, data)
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         summary = write_summary(trainer, model, data, run)
         if not trainer.is_global_zero:
             return
-        newest = None if checkpoints is None else checkpoints.newest
+        newest = Path(summary["checkpoint"]) if summary["checkpoint"] else None
         self._print_results(run, newest, summary, seconds)
         if not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
             self._print_next(run, model, data, is_saved=newest is not None)
 
-    def _validate_last_step(
-        self, trainer: Trainer, model: LightningModule, data: Any, checkpoints: RunCheckpoints | None
-    ) -> None:
+    def _validate_last_step(self, trainer: Trainer, model: LightningModule, data: Any) -> None:
+        checkpoints = callback_of(trainer, RunCheckpoints)
         saved_step = -1 if checkpoints is None else checkpoints.validated_step  # also of a run that this one resumed
         is_validated = trainer.global_step in (callback_of(trainer, StatusFile).validated_step, saved_step)
         if (not is_validated or not self._has_trained) and is_overridden("val_dataloader", data):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_llm.checkpoints.archives import read_archive
 from lightning_llm.io.atomic import write_json
-from lightning_llm.io.schema import check, open_record, validate
+from lightning_llm.io.schema import TEXT, by_name, open_record, validate
 from lightning_llm.io.untrusted import MIB, check_regular, file_in, open_regular, read_json, shown
 
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -141,13 +141,9 @@ def _files(folder: Path) -> Iterator[Path]:
     raise ValueError(f"{folder} has no weights: there is neither {SINGLE} nor {INDEX} nor {PICKLE}")
 
 
-def _is_index(given: object) -> bool:
-    return isinstance(given, dict) and all(isinstance(name, str) for name in given.values())
-
-
 def _listed(index: Path) -> Iterator[Path]:
     content = read_json(index, LARGEST_HEADER)
-    validate(content, open_record({"weight_map": check("names of files by tensor", _is_index)}), index, "get it again")
+    validate(content, open_record({"weight_map": by_name(TEXT)}), index, "get it again")
     names = sorted(set(content["weight_map"].values()))
     if len(names) > MOST_FILES:
         raise ValueError(f"{index} names {len(names)} files, expected at most {MOST_FILES}; get it again")

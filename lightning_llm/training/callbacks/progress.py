@@ -106,7 +106,7 @@ class StatusFile(Callback):
     """
 
     def __init__(self) -> None:
-        self._run: Path | None = None
+        self._folder: Path | None = None
         self._earlier_s, self.validated_step = 0.0, -1
         self._started: float | None = None
 
@@ -139,9 +139,12 @@ class StatusFile(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has begun."""
-        run = run_dir_of(trainer)  # a broadcast: every process must ask
-        self._run = run if trainer.is_global_zero else None
+        self._folder = self.folder_of(trainer)
         self._write(trainer, RUNNING)
+
+    def folder_of(self, trainer: Trainer) -> Path | None:
+        """Where the files go; ``None``: there are none. A broadcast: every process must ask."""
+        return run_dir_of(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has a new validation loss."""
@@ -158,7 +161,7 @@ class StatusFile(Callback):
             self._write(trainer, INTERRUPTED if is_signal else failed, words)
 
     def _write(self, trainer: Trainer, status: str, reason: str = "") -> None:
-        if self._run is not None:
+        if self._folder is not None and trainer.is_global_zero:
             loss = trainer.callback_metrics.get(metrics.VAL_LOSS)
             value = None if loss is None else float(loss)
-            write_status(self._run, status, step=trainer.global_step, val_loss=value, reason=reason)
+            write_status(self._folder, status, step=trainer.global_step, val_loss=value, reason=reason)

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.runs.directory import SUMMARY, WINDOWS, run_dir_of
-from lightning_llm.runs.status import FINISHED, RUNNING, write_status
+from lightning_llm.runs.status import FINISHED, write_status
 from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
@@ -83,25 +83,21 @@ def write_summary(trainer: Trainer, model: LightningModule, data: Any, run: Path
 class RunRecord(StatusFile):
     """The record of a run that Python starts: ``status.json`` while it trains, and ``summary.json`` at its end."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._folder: Path | None = None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The run has begun, in a folder of its own; a run without one has no record."""
+    def folder_of(self, trainer: Trainer) -> Path | None:
+        """A folder of the run's own; a run without one has no record."""
         logger = next(iter(trainer.loggers), None)
-        if hasattr(trainer, "run_dir") or isinstance(logger, TensorBoardLogger | CSVLogger):
-            self._folder = run_dir_of(trainer)  # a broadcast: every process must ask
-        if logger is not None and self._folder is not None:
+        if not (hasattr(trainer, "run_dir") or isinstance(logger, TensorBoardLogger | CSVLogger)):
+            return None
+        folder = run_dir_of(trainer)
+        if logger is not None and folder is not None:
             _ = getattr(logger, "experiment", None)  # the logger makes its folder before a file is in it
-        self._run = self._folder if trainer.is_global_zero else None
-        self._write(trainer, RUNNING)
+        return folder
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has ended well: an exception does not lead here."""
-        data = getattr(trainer, "datamodule", None)
-        more = {"validated_step": self.validated_step, "options": options_of(trainer, pl_module, data)}
         if self._folder is not None:
+            data = getattr(trainer, "datamodule", None)
+            more = {"validated_step": self.validated_step, "options": options_of(trainer, pl_module, data)}
             write_summary(trainer, pl_module, data, self._folder, **more)
 
 
