@@ -29,7 +29,7 @@ from scipy import stats
 
 from benchmarks import parts
 from benchmarks.commands import ROOT
-from benchmarks.ladder_predictions import COVERAGE, EXAMPLES, HELD_OUT, coverage, draw_predictions, held_out
+from benchmarks.ladder_predictions import COVERAGE, HELD_OUT, coverage, draw_predictions, held_out, predicting_ladders
 from benchmarks.runs import fit
 from lightning_llm.accounting.sizing import BATCH, LR, Sizing, parse_size, sizing_for, with_options
 from lightning_llm.bench.harness import Bench, Request
@@ -54,8 +54,8 @@ def parse(text: str) -> Callable[[Request], Iterator[Row]]:
     name, _, own = text.partition("=")
     if text == COVERAGE:
         return coverage
-    if name == HELD_OUT and (EXAMPLES / f"{own or HELD_OUT}.yaml").exists():
-        return partial(held_out, name=own or HELD_OUT)
+    if name == HELD_OUT:
+        return partial(held_out, name=parts.named({name: name for name in predicting_ladders()}, own or HELD_OUT))
     sizes = [parse_size(size) for size in (own or SIZES).split(",")]
     if name != "transfer" or sorted(set(sizes)) != sizes or len(sizes) < 2:
         expected = "coverage, held-out, transfer, or rising sizes such as transfer=25k,50k"

@@ -26,13 +26,13 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.commands import ROOT, environment
-from lightning_llm.ablate.ladder import ladder_of
+from lightning_llm.ablate.ladder import is_ladder, ladder_of
 from lightning_llm.ablate.plan import REPORT
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config
-from lightning_llm.statistics.extrapolation import LEVEL, AtSize, Interval, Spread, predict
+from lightning_llm.statistics.extrapolation import LEVEL, AtSize, Interval, Spread, fit_curve, predict
 
 COVERAGE, HELD_OUT, EXAMPLES = "coverage", "held-out", ROOT / "examples" / "ablations"
 DRAWS = 12_000  # of each curve and target, over all designs
@@ -107,12 +107,35 @@ def held_out(request: Request, name: str = HELD_OUT) -> Iterator[Row]:
     ``hits`` of ``count`` lie in their prediction interval; ``share_low`` and ``share_high`` are the exact binomial 95%
     interval of that share. It takes variants as independent, which they are not: they share the baseline's runs.
     """
-    rows = [_scored(request, *checked) for checked in _checked(_trained(EXAMPLES / f"{name}.yaml", name))]
+    report = _trained(EXAMPLES / f"{name}.yaml", name)
+    promise = report["promises"][0]
+    sizes = {
+        variant: [
+            AtSize(math.log(row["compute"], 4), row["difference"], row["sd"], row["pairs"])
+            for row in own["sizes"]
+            if row["compute"] < promise["compute"] and row["difference"] is not None
+        ]
+        for variant, own in report["ladder"].items()
+    }
+    spread = Spread.of(list(itertools.chain.from_iterable(sizes.values())))
+    rows = [
+        request.row(variant, **_scores(own, sizes[variant], spread, math.log(promise["compute"], 4)))
+        for variant, own in promise["variants"].items()
+        if own["hit"] is not None
+    ]
+    if not rows:
+        raise RuntimeError(f"held-out={name}: no variant has both a prediction and an observed difference")
     yield from rows
     hits, fields = sum(row.hit for row in rows), ("score", "score_persists", "score_line")
     low, high = stats.binomtest(hits, len(rows)).proportion_ci(0.95, method="exact")
     means: dict[str, Any] = {field: float(np.mean([getattr(row, field) for row in rows])) for field in fields}
     yield request.row("all", hits=hits, count=len(rows), share_low=float(low), share_high=float(high), **means)
+
+
+def predicting_ladders() -> list[str]:
+    """The shipped ladders that predict a size."""
+    files = {file.stem: read_config(file) for file in sorted(EXAMPLES.glob("*.yaml"))}
+    return [name for name, content in files.items() if is_ladder(content) and content.get("predict") is not None]
 
 
 def _trained(file: Path, name: str) -> dict[str, Any]:
@@ -126,48 +149,25 @@ def _trained(file: Path, name: str) -> dict[str, Any]:
     return report
 
 
-def _checked(report: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], list[AtSize], Spread, float]]:
-    """Of each variant: its name, its promise, its differences below the target, the spread, and the target's x."""
-    promise = report["promises"][0]
-    target = math.log(promise["compute"], 4)
-    differences = {
-        name: [
-            AtSize(math.log(row["compute"], 4), row["difference"], row["sd"], row["pairs"])
-            for row in variant["sizes"]
-            if row["compute"] < promise["compute"] and row["difference"] is not None
-        ]
-        for name, variant in report["ladder"].items()
+def _scores(promise: Mapping[str, Any], sizes: Sequence[AtSize], spread: Spread, target: float) -> dict[str, Any]:
+    """What a row has of a variant: the promise, its two simpler rivals, and the scores of all three."""
+    observed, last = promise["observed"], sizes[-1]
+    x, means = np.array([size.x for size in sizes]), np.array([size.mean for size in sizes])
+    errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
+    line = fit_curve(x, means, errors, target, ratio=1.0)
+    simple = {"persists": (last.mean, errors[-1] ** 2), "line": (line.mean, line.variance)}
+    intervals: dict[str, Interval] = {"predicted": promise["predicted"]["prediction_interval"]}
+    for name, (mean, variance) in simple.items():
+        error = math.sqrt(variance + spread.at(target) ** 2 / last.pairs)
+        half = float(stats.t.isf((1 - LEVEL) / 2, spread.freedom)) * error
+        intervals[name] = mean - half, mean + half
+    scores = {name: interval_score(interval, observed) for name, interval in intervals.items()}
+    return {
+        **{"differences": means.tolist(), "observed": observed, "hit": promise["hit"]},
+        **{"answer": promise["predicted"]["answer"], "score": scores.pop("predicted")},
+        **{name: list(interval) for name, interval in intervals.items()},
+        **{f"score_{name}": score for name, score in scores.items()},
     }
-    spread = Spread.of(list(itertools.chain.from_iterable(differences.values())))
-    for name, own in promise["variants"].items():
-        if own["hit"] is not None:
-            yield name, own, differences[name], spread, target
-
-
-def _scored(
-    request: Request, name: str, promise: Mapping[str, Any], sizes: Sequence[AtSize], spread: Spread, target: float
-) -> Row:
-    predicted: Interval = promise["predicted"]["prediction_interval"]
-    observed, pairs = promise["observed"], sizes[-1].pairs
-    own_variance = spread.at(target) ** 2 / pairs
-    x, errors = [size.x for size in sizes], [spread.at(size.x) / math.sqrt(size.pairs) for size in sizes]
-    means = [size.mean for size in sizes]
-    line, covariance = np.polyfit(x, means, 1, w=1 / np.array(errors), cov="unscaled")
-    at_target = np.array([target, 1.0])
-    reach = stats.t.isf((1 - LEVEL) / 2, spread.freedom)
-    simple = {
-        "persists": (means[-1], errors[-1] ** 2 + own_variance),
-        "line": (float(at_target @ line), float(at_target @ covariance @ at_target) + own_variance),
-    }
-    intervals = {
-        name: (mean - reach * math.sqrt(variance), mean + reach * math.sqrt(variance))
-        for name, (mean, variance) in simple.items()
-    }
-    fields: dict[str, Any] = {"differences": means, "predicted": list(predicted), "observed": observed}
-    fields |= {"hit": promise["hit"], "answer": promise["predicted"]["answer"]}
-    fields |= {name: list(interval) for name, interval in intervals.items()}
-    fields |= {f"score_{name}": interval_score(interval, observed) for name, interval in intervals.items()}
-    return request.row(name, **fields, score=interval_score(predicted, observed))
 
 
 def interval_score(interval: Interval, observed: float) -> float:

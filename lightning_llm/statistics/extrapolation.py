@@ -118,7 +118,7 @@ def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) 
     start = xs[0]
     x, means = np.array([size.x - start for size in sizes]), np.array([size.mean for size in sizes])
     errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
-    fits = sorted((_fit(x, means, errors, target - start, ratio) for ratio in RATIOS), key=lambda fit: fit.misfit)
+    fits = sorted((fit_curve(x, means, errors, target - start, ratio) for ratio in RATIOS), key=lambda fit: fit.misfit)
     max_misfit = (len(sizes) - 2) * stats.f.isf(REJECTED, len(sizes) - 2, spread.freedom)
     accepted = [fit for fit in fits if fit.misfit <= max_misfit] or fits[:1]
     quantile, own_variance = stats.t.isf((1 - LEVEL) / 2, spread.freedom), spread.at(target) ** 2 / pairs
@@ -131,7 +131,7 @@ def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fit:
+class Fit:
     """One curve: the mean at the target with its variance, and the weighted sum of squared residuals."""
 
     ratio: float
@@ -140,7 +140,9 @@ class _Fit:
     misfit: float
 
 
-def _fit(x: Array, means: Array, errors: Array, target: float, ratio: float) -> _Fit:
+def fit_curve(x: Array, means: Array, errors: Array, target: float, ratio: float) -> Fit:
+    """By weighted least squares, at a ratio ρ; 1 is a straight line. ``errors`` are those of the means."""
+
     def row(at: Array | float) -> Array:
         curve = at if ratio == 1 else (1 - ratio ** np.asarray(at)) / (1 - ratio)
         return np.stack([np.ones_like(curve, float), np.asarray(curve, float)], -1)
@@ -150,7 +152,7 @@ def _fit(x: Array, means: Array, errors: Array, target: float, ratio: float) -> 
     coefficients = covariance @ (weighted.T @ (means / errors))
     at_target = row(target)
     misfit = float((((means - row(x) @ coefficients) / errors) ** 2).sum())
-    return _Fit(ratio, float(at_target @ coefficients), float(at_target @ covariance @ at_target), misfit)
+    return Fit(ratio, float(at_target @ coefficients), float(at_target @ covariance @ at_target), misfit)
 
 
 def answer(interval: Interval, direction: int, delta: float | None) -> Answer:

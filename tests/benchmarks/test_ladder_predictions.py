@@ -60,7 +60,6 @@ def checked(ladder, measured, monkeypatch, tmp_path):  # noqa: F811
         monkeypatch.setattr(ladder_predictions, "subprocess", type("Stub", (), {"run": run}))
         (tmp_path / "lad.yaml").write_text(json.dumps({**made.asked, "predict": "200k"}))
         monkeypatch.setattr(ladder_predictions, "EXAMPLES", tmp_path)
-        monkeypatch.setattr("benchmarks.ladder.EXAMPLES", tmp_path)
         found = measured("ladder", "--shapes", "held-out=lad")
         assert [words[:2] for words in started] == [["ablate", "run"], ["ablate", "extend"]]
         assert started[1][2:] == [str(made.out), "--size", "200k"]
@@ -102,8 +101,7 @@ def test_the_simple_predictions_are_the_largest_sizes_difference_and_a_line(chec
 
 def test_a_ladder_that_cannot_be_trained_fails(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    for module in ("ladder", "ladder_predictions"):
-        monkeypatch.setattr(f"benchmarks.{module}.EXAMPLES", tmp_path)
+    monkeypatch.setattr(ladder_predictions, "EXAMPLES", tmp_path)
     variants = {"a": {"model.architecture.mlp": "relu"}}
     asked = {"baseline": "gone.yaml", "variants": variants, "sizes": ["25k", "50k", "100k"], "predict": "200k"}
     Path("lad.yaml").write_text(json.dumps(asked))
@@ -112,6 +110,14 @@ def test_a_ladder_that_cannot_be_trained_fails(monkeypatch, tmp_path, capsys):
     assert not Path("rows.json").exists()
 
 
-def test_other_experiments_are_mistakes(capsys):
-    assert main(["ladder", "--shapes", "held-out=nothing"]) == 2
-    assert "nothing" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["nothing", "which-mlp"])  # the second is no ladder
+def test_other_experiments_are_mistakes(name, capsys):
+    assert main(["ladder", "--shapes", f"held-out={name}"]) == 2
+    line = capsys.readouterr().err
+    assert f"shapes '{name}': there are held-out, ladder, " in line
+
+
+def test_a_ladder_without_anything_observed_fails(checked, monkeypatch, capsys):
+    with pytest.raises(AssertionError):  # the status is 2
+        checked({"lost": [-0.1, -0.1, -0.1]}, {"lost": [0, 1, 2, 3]})
+    assert "held-out=lad: no variant has both a prediction and an observed difference" in capsys.readouterr().err

@@ -16,7 +16,6 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
 from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.io.console import Console
-from lightning_llm.io.untrusted import is_number
 from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.runs.status import DIVERGED, FAILED, INTERRUPTED, RUNNING, write_status
 from lightning_llm.training import metrics
@@ -24,7 +23,6 @@ from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.run_length import total_steps
 
-MOST_SECONDS = 1e10  # 300 years: a checkpoint with more is not of a run
 SHOWN = {
     metrics.TRAIN_LOSS: "loss {:.3f}",
     metrics.VAL_LOSS: "val {:.4f}",
@@ -127,7 +125,7 @@ class StatusFile(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Add to the time of a checkpoint."""
         seconds = state_dict.get("seconds")
-        self._earlier_s = float(seconds) if is_number(seconds) and 0 <= seconds <= MOST_SECONDS else 0.0
+        self._earlier_s = seconds if isinstance(seconds, float) and 0 <= seconds < float("inf") else 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The first step follows."""
