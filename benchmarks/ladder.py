@@ -2,9 +2,9 @@
 
 ``transfer`` trains each size at five learning rates a factor of 1.41 apart around that of ``--size``, with two seeds,
 on the characters of Python's standard library. Of each optimizer it reports the best rate in octaves above that, and
-its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval; also for a rate that does
-not grow with √batch. ``transfer=25k,50k`` has other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam.
-Its runs are in ``runs/ladder-transfer``, a process for each core; no finished one is repeated.
+its tilt: the slope over the logarithm of the counted FLOPs to base 4, with a 95% interval. ``transfer=25k,50k`` has
+other sizes. MuonAdamW has no ``mup``, which is for kinds of Adam. Its runs are in ``runs/ladder-transfer``, a process
+for each core; no finished one is repeated.
 
 ``coverage`` and ``held-out`` are about predictions of differences (``benchmarks.ladder_predictions``).
 
@@ -31,7 +31,7 @@ from benchmarks import parts
 from benchmarks.commands import ROOT
 from benchmarks.ladder_predictions import COVERAGE, HELD_OUT, coverage, draw_predictions, held_out, predicting_ladders
 from benchmarks.runs import fit
-from lightning_llm.accounting.sizing import BATCH, LR, Sizing, parse_size, sizing_for, with_options
+from lightning_llm.accounting.sizing import LR, Sizing, parse_size, sizing_for, with_options
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER, Measure, bar_plot
 from lightning_llm.bench.rows import Row
@@ -92,11 +92,7 @@ def transfer(request: Request, sizes: Sequence[int]) -> Iterator[Row]:
             fields: dict[str, Any] = {"best_lr": sizings[name, size].options[LR] * FACTORS[int(means.argmin())]}
             fields |= {"val_loss": float(means.min()), "octaves": float(np.mean(best[-1])), "losses": own}
             if size == sizes[-1]:
-                own_sizings = [sizings[name, each] for each in sizes]
-                octaves_of_batch = np.log2([each.options[BATCH] for each in own_sizings]) / 2
-                without = _tilt(own_sizings, np.array(best) + octaves_of_batch[:, None])
-                fields |= _tilt(own_sizings, best)
-                fields |= {f"{field}_without_batch": value for field, value in without.items()}
+                fields |= _tilt([sizings[name, each] for each in sizes], best)
             yield request.row(f"{name}: {size:,}", parameters=size, flops=sizings[name, size].flops, **fields)
 
 

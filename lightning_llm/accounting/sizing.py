@@ -20,9 +20,10 @@ trainer.max_steps                        tokens_per_parameter · size / tokens o
 lr of AdamW and Adam                     1 / relative width (Yang et al. 2022, arXiv:2203.03466; with ``mup`` the model
                                          does it), 1 / √ relative depth (Yang et al. 2023, arXiv:2310.02244),
                                          √ relative batch (Malladi et al. 2022, arXiv:2205.10287)
-lr of MuonAdamW                          the same, but 1 / √ relative width: the spectral norm of its step, 0.2 √width
-                                         (Liu et al. 2025, arXiv:2502.16982), must not grow for square matrices (Yang et
-                                         al. 2023, arXiv:2310.17813), and that of AdamW's grows with the width
+lr of MuonAdamW                          1 / √ relative width: the spectral norm of its step, 0.2 √width (Liu et al.
+                                         2025, arXiv:2502.16982), must not grow for square matrices (Yang et al. 2023,
+                                         arXiv:2310.17813), and that of AdamW's grows with the width; 1 / √ relative
+                                         depth; nothing for the batch (measured: docs/benchmarks.md, learning rates)
 weight_decay                             lr · decay · steps is the base's (Wang and Aitchison 2024, arXiv:2405.13698;
                                          "Power Lines" confirms it where tokens per parameter are equal)
 warmup_steps, decay_steps,               the base's share of the run (ours); no schedule: its default
@@ -54,12 +55,12 @@ MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv:2305.16264: up to here, repeat
 HEADS = ((96, 16), (256, 32), (math.inf, 64))  # below this width, heads are this wide
 BATCH_EXPONENT = 0.38
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
-# By the optimizer's path: the exponent of the width, and the defaults of lr and weight_decay.
+# By the optimizer's path: the exponents of the width and of the batch, and the defaults of lr and weight_decay.
 RATES_OF_OPTIMIZERS = {
-    "lightning_llm.optim.AdamW": (1.0, 1e-3, 0.1),
-    "lightning_llm.optim.MuonAdamW": (0.5, 1e-3, 0.1),
-    "torch.optim.AdamW": (1.0, 1e-3, 0.01),
-    "torch.optim.Adam": (1.0, 1e-3, 0.0),
+    "lightning_llm.optim.AdamW": (1.0, 0.5, 1e-3, 0.1),
+    "lightning_llm.optim.MuonAdamW": (0.5, 0.0, 1e-3, 0.1),
+    "torch.optim.AdamW": (1.0, 0.5, 1e-3, 0.01),
+    "torch.optim.Adam": (1.0, 0.5, 1e-3, 0.0),
 }
 ARCHITECTURE, CONTEXT = "model.architecture", "data.context_length"
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
@@ -344,11 +345,11 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     if path not in RATES_OF_OPTIMIZERS:
         supported = ", ".join(RATES_OF_OPTIMIZERS)
         raise ValueError(f"size does not know how the learning rate of {shown(path)} scales: use one of {supported}")
-    exponent, lr, decay = RATES_OF_OPTIMIZERS[path]
+    of_width, of_batch, lr, decay = RATES_OF_OPTIMIZERS[path]
     given_lr = given.get(LR)
     old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or lr
-    factor = (old.hidden_size / new.hidden_size) ** (exponent if new.mup is None else 0)
-    factor *= math.sqrt(old.num_hidden_layers / new.num_hidden_layers * batch / old_batch)
+    factor = (old.hidden_size / new.hidden_size) ** (of_width if new.mup is None else 0)
+    factor *= math.sqrt(old.num_hidden_layers / new.num_hidden_layers) * (batch / old_batch) ** of_batch
     options[LR] = given_lr or _rounded(old_lr * factor)
     if decay := arguments.get("weight_decay", decay):
         options[DECAY] = _rounded(decay * old_lr * old_steps / (options[LR] * steps))

@@ -113,8 +113,9 @@ def test_batch_rates_decay_and_shares_follow_the_table(kind):
         batch, steps = options["data.global_batch_size"], options["trainer.max_steps"]
         assert batch == max(1, round(16 * (10 * size / old_tokens) ** 0.38))
         assert abs(batch * steps * 128 - 10 * size) <= batch * 64
-        width = (128 / config.hidden_size) ** {"AdamW": 1, "MuonAdamW": 0.5}[kind]
-        lr = 0.004 * width * (4 / config.num_hidden_layers) ** 0.5 * (batch / 16) ** 0.5
+        of_width, of_batch = {"AdamW": (1, 0.5), "MuonAdamW": (0.5, 0)}[kind]
+        width = (128 / config.hidden_size) ** of_width
+        lr = 0.004 * width * (4 / config.num_hidden_layers) ** 0.5 * (batch / 16) ** of_batch
         assert options[LR] == pytest.approx(lr, rel=1e-3)
         assert options[LR] * options[DECAY] * steps == pytest.approx(0.004 * 0.2 * 250, rel=1e-3)
         assert options["model.schedule.init_args.warmup_steps"] == max(1, round(20 * steps / 250))
@@ -248,7 +249,7 @@ def test_the_last_config_with_a_size_ends_the_base():
 
 
 def test_defaults_of_optimizers_are_those_of_their_classes():
-    for path, (_, *expected) in module.RATES_OF_OPTIMIZERS.items():
+    for path, (_, _, *expected) in module.RATES_OF_OPTIMIZERS.items():
         cls = getattr(optim if path.startswith("lightning_llm") else torch.optim, path.rpartition(".")[2])
         own = inspect.signature(cls).parameters
         assert [own["lr"].default, own["weight_decay"].default] == expected
