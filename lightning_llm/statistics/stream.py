@@ -32,6 +32,8 @@ from lightning_llm.statistics.estimates import Array, student
 LEAST = 4  # pairs before an idea is given up
 CONFIRMATION = 8  # fresh pairs
 CONFIDENCE = 0.95  # of the interval that has to lie below zero
+_GRID = np.linspace(-1, 1, 4001)  # on it, e-values are interpolated when there are many, as in simulations
+_FEW = 64
 
 Step = Literal["pair", "confirm", "adopted", "rejected", "out of pairs"]
 
@@ -120,24 +122,31 @@ def log_e_value(u: ArrayLike, pairs: int) -> Array:
         u: The improvements' sum, divided by the root of ``pairs`` times their sum of squares: t / √(t² + pairs - 1).
         pairs: Their number.
     """
-    grid, values = _table(pairs)
-    return np.asarray(np.interp(np.asarray(u, float), grid, values))
+    values = np.asarray(u, float)
+    if values.size <= _FEW:
+        return _exact_log_e_values(values, pairs)
+    return np.asarray(np.interp(values, _GRID, _on_grid(pairs)))
 
 
 @functools.cache
-def _table(pairs: int) -> tuple[Array, Array]:
-    """The logarithm of the e-value at values of ``u``.
+def _on_grid(pairs: int) -> Array:
+    """The logarithm of the e-value on the grid, which takes about a second."""
+    return _exact_log_e_values(_GRID, pairs)
+
+
+def _exact_log_e_values(u: Array, pairs: int) -> Array:
+    """The logarithm of the e-value by numerical integration.
 
     Given the effect δ, in standard deviations, the likelihood ratio of t is the mean of exp(τ δ √n u - n δ²/2) over the
     scale τ = √Σd² / σ, whose density is that of τ^(n-1) exp(-τ²/2). The mean over a half-normal δ is in closed form:
     2 / √(n + 1) · exp(b²/2) Φ(b) with b = √(n / (n + 1)) u τ.
     """
-    grid, scale = np.linspace(-1, 1, 4001), np.linspace(0, 8 + 2 * math.sqrt(pairs), 1601)[1:]
+    scale = np.linspace(0, 8 + 2 * math.sqrt(pairs), 1601)[1:]
     weight = (pairs - 1) * np.log(scale) - scale**2 / 2
     weight -= special.logsumexp(weight)
-    b = math.sqrt(pairs / (pairs + 1)) * np.multiply.outer(grid, scale)
+    b = math.sqrt(pairs / (pairs + 1)) * np.multiply.outer(u, scale)
     inner = special.logsumexp(weight + b**2 / 2 + special.log_ndtr(b), axis=-1)
-    return grid, inner + math.log(2 / math.sqrt(pairs + 1))
+    return np.asarray(inner + math.log(2 / math.sqrt(pairs + 1)))
 
 
 def _share(place: int) -> float:
