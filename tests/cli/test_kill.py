@@ -96,7 +96,7 @@ def being_written(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("asynchronous", "wanted_kills"), [(False, 20), (True, 10)])
+@pytest.mark.parametrize(("asynchronous", "wanted_kills"), [(False, 10), (True, 5)])  # benchmarks.faults has hundreds
 def test_kills_change_nothing(start, tmp_path, text_file, asynchronous, wanted_kills):
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
@@ -134,7 +134,7 @@ def test_kills_change_nothing(start, tmp_path, text_file, asynchronous, wanted_k
         else:
             shutil.rmtree(folder / "runs")
     assert kills == wanted_kills
-    assert while_saving >= 3
+    assert while_saving >= 1
     assert start(folder, *words).wait() == 0, (folder / "out.txt").read_text()
 
     said = (folder / "out.txt").read_text()
