@@ -15,6 +15,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.ablate.ladder import LADDER, PROMISES, read_ladder
 from lightning_llm.ablate.plan import PLAN, Plan
 from lightning_llm.cli import ablate_ladder
+from tests.ablate.test_experiment import EXAMPLES, ROOT
 from tests.cli.test_ablate import OWN_MLP, the_line
 
 RELU = {"model.architecture.mlp": "relu2"}
@@ -68,6 +69,20 @@ def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
     write(pairs=3)
     assert planned() == 2
     assert "runs/lad has another ladder: give another --out, or finish that one" in the_line(capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["held-out", "ladder", "parts"])
+def test_the_smallest_size_of_a_shipped_ladder_can_be_planned(folder, planned, name):
+    content = EXAMPLES[ROOT / "examples" / "ablations" / f"{name}.yaml"]
+    own_text = {**content["options"], "data.corpus": None, "data.path": "text.txt"}
+    smallest = {**content, "options": own_text, "sizes": content["sizes"][:1], "predict": None, "repeat": True}
+    Path("lad.yaml").write_text(yaml.safe_dump(smallest))
+    Path("configs").symlink_to(ROOT / "configs")
+    assert planned() == 0
+    [size] = smallest["sizes"]
+    arms = Plan.read(Path("runs", name, "sizes", size)).arms
+    assert arms.keys() >= {"baseline", *content["variants"]}
 
 
 def test_with_tune_the_larger_sizes_wait_for_the_smallest(folder, planned, monkeypatch, capsys):
