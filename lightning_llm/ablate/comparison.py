@@ -334,8 +334,8 @@ def effects(
             is_wanted = not is_loss or (units[number] == BITS) == (metric == BITS)
             if is_wanted and metric in baseline.measures and metric in group.measures:
                 seeds = partners[number][0] if is_loss else []
-                sides = baseline.values(metric, seeds), group.values(metric, seeds)
-                samples[str(number)], bases[str(number)] = Sample(*sides, is_paired=bool(seeds)), sides[0]
+                bases[str(number)] = values = baseline.values(metric, seeds)
+                samples[str(number)] = Sample(values, group.values(metric, seeds), is_paired=bool(seeds))
         metric_delta = delta if metric == LOSS else None  # delta is in nats per token
         for name, verdict in verdicts(samples, delta=metric_delta, variants=len(others)).items():
             seeds, why = partners[int(name)]

@@ -133,12 +133,12 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
     head += ["ms per step (p20 to p80)", "× baseline", "peak MiB", "loss difference at equal time"]
     rows = []
     for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
-        side = report["cost"]["sides"].get(name)
+        arm = report["cost"]["sides"].get(name)
         cells = [name, _digits(words.mean_loss(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
-        cells += ["–"] * 3 if side is None else [
-            "{} ({} to {})".format(*(words.milliseconds(side[f"step{suffix}_s"]) for suffix in ("", "_p20", "_p80"))),
-            ratio_in_words(side),
-            "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
+        cells += ["–"] * 3 if arm is None else [
+            "{} ({} to {})".format(*(words.milliseconds(arm[f"step{suffix}_s"]) for suffix in ("", "_p20", "_p80"))),
+            ratio_in_words(arm),
+            "–" if arm["peak_bytes"] is None else f"{arm['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
         timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
         rows.append([*cells, words.signed(timed)])

@@ -158,17 +158,17 @@ def _further_pairs(experiment: Experiment, verdict: Verdict) -> dict[str, Any] |
 
 
 def _tuning(loaded: Loaded) -> dict[str, Any] | None:
-    """Values, mean losses and optimum of each side, and what they cost; ``None``: nothing is tuned."""
+    """Values, mean losses and optimum of each arm, and what they cost; ``None``: nothing is tuned."""
     tune = loaded.plan.tune
     if tune is None:
         return None
-    sides = {name: {"untuned": tune.values[name]} for name in loaded.state.tuning}
+    arms = {name: {"untuned": tune.values[name]} for name in loaded.state.tuning}
     for name, tuned in loaded.state.tuning.items():
-        sides[name] |= dataclasses.asdict(tuned)
+        arms[name] |= dataclasses.asdict(tuned)
     seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
     grid = [result for run, result in loaded.results.items() if run.seed in seeds]
     seconds = run_seconds(grid)
-    return {"option": tune.option, "seeds": list(seeds), "sides": sides, "runs": len(grid), "run_seconds": seconds}
+    return {"option": tune.option, "seeds": list(seeds), "sides": arms, "runs": len(grid), "run_seconds": seconds}
 
 
 def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _mean(loaded: Loaded, name: str) -> float | None:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """The text that all sides train on; empty: not known."""
+    """The text that all arms train on; empty: not known."""
     return next((data[name] for name in TEXTS if data.get(name)), ", ".join(data.get("mixture") or ()))
 
 
@@ -209,9 +209,9 @@ def _validation(trainer: Mapping[str, Any]) -> str:
 def _cost(loaded: Loaded) -> dict[str, Any]:
     """Time of the runs that were trained here, and of each arm's step with its memory, measured alone or not yet."""
     measured = loaded.cost or {}
-    sides = {name: dict(side) for name, side in measured.get("sides", {}).items()}
-    for name, side in sides.items():
-        side["training_s"] = side["step_s"] * loaded.plan.arms[name]["steps"]
+    arms = {name: dict(arm) for name, arm in measured.get("sides", {}).items()}
+    for name, arm in arms.items():
+        arm["training_s"] = arm["step_s"] * loaded.plan.arms[name]["steps"]
     runs = trained(loaded.plan, loaded.results)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
-    return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": sides}
+    return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": arms}

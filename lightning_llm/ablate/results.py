@@ -29,12 +29,12 @@ VALIDATION_LOSS = "val_loss"
 CURVES = ("train_loss", VALIDATION_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
-_ARM = record(
+_COST_OF_ARM = record(
     dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
     {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
 )
 _MACHINE = {**dict.fromkeys(("machine", "date", "torch"), TEXT), "threads": whole(), "rounds": whole()}
-_COST = record({"plan": TEXT, "sides": by_name(_ARM)}, {**_MACHINE, "other_cores": maybe(NUMBER)})
+_COST = record({"plan": TEXT, "sides": by_name(_COST_OF_ARM)}, {**_MACHINE, "other_cores": maybe(NUMBER)})
 _WINDOWS = record({"step": whole(), **{name: list_of(kind, MOST_BLOCKS) for name, kind in _BLOCKS.items()}})
 
 

@@ -126,8 +126,8 @@ class Setup:
         content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
         content["configs"] = list(self.experiment.baseline)
         identities, tune = self._identities(threads), self.experiment.tune
-        sides = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
-        content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen(), **self._more}
+        arms = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
+        content |= {"sides": arms, "commit": commit_of(PACKAGE), "seen": self._seen(), **self._more}
         tuned = None if tune is None else str(tune["option"])
         first_seed = self.experiment.first_seed
         content["reused"] = reusable(out, identities, self._reuse, first_seed=first_seed, tuned=tuned)
