@@ -14,7 +14,7 @@ import numpy as np
 from lightning_llm.ablate import page, words
 from lightning_llm.ablate.ladder import Ladder, promise_of, promised_sizes
 from lightning_llm.ablate.plan import PLAN, REPORT
-from lightning_llm.ablate.report import NO_LOOK, report_of
+from lightning_llm.ablate.report import NOT_TESTED, report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import COLORS, GRAY, legend
@@ -145,8 +145,7 @@ def _report(ladder: Ladder, size: str) -> dict[str, Any]:
 
 def _tuned(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the report of the tuned arms has in place of that of the untuned ones."""
-    missing = {**dict.fromkeys(("difference", "interval", "sd", "sentence", "size")), **NO_LOOK}
-    variants = {name: row["tuned"] or {**row, **missing} for name, row in report["variants"].items()}
+    variants = {name: row["tuned"] or {**row, **NOT_TESTED} for name, row in report["variants"].items()}
     means = [row["tuned"]["baseline_mean"] for row in report["variants"].values() if row["tuned"]]
     return {"variants": variants, "baseline": {**report["baseline"], "mean": means[0] if means else None}}
 

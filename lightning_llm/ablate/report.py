@@ -29,7 +29,8 @@ TEXTS = ("store", "path", "corpus")  # of the data
 _DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, min_fields=0))}
 _TRAINER = {"limit_val_batches": maybe(NUMBER)}
 _CONFIG = open_record({}, {"trainer": maybe(open_record({}, _TRAINER)), "data": maybe(open_record({}, _DATA))})
-NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
+NOT_TESTED: dict[str, Any] = {  # of a variant before its first look
+    **dict.fromkeys(field.name for field in dataclasses.fields(Verdict)),  # its numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
     **{"baseline_diverged": 0, "note": "not tested yet", "warnings": [], "by_seed": []},
     **{"further_pairs": None, "window_error": None, "secondary": {}},
@@ -115,7 +116,7 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
 def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
     """What a verdict says, with the losses that it rests on; before the first look, the numbers are null."""
     if verdict is None:
-        return {**dict.fromkeys(field.name for field in dataclasses.fields(Verdict)), **NO_LOOK}
+        return NOT_TESTED
     losses, experiment = losses_of(loaded.results), loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
     names = {"baseline": baseline, "variant": variant}
