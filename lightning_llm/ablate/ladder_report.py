@@ -20,7 +20,7 @@ from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.design import BETTER, WORSE
-from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, Spread, answer, predict
+from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, SpreadBySize, answer, predict
 
 DIRECTIONS = {BETTER: -1, WORSE: 1}
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
@@ -83,7 +83,7 @@ def predictions(
         differences = [_at_size(x, row) for x, row in rows if row["difference"] is not None]
         direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), reports[0]["delta"]
         try:
-            spread = Spread.of(all_differences)
+            spread = SpreadBySize.of(all_differences)
             prediction = predict(differences, spread, xs[target], pairs)
             shown_xs = [
                 x

@@ -14,8 +14,7 @@ from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, ma
 from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
-from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary
-from lightning_llm.runs.status import state_of as run_state
+from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.statistics.windows import MOST_BLOCKS

@@ -20,7 +20,7 @@ from lightning_llm.ablate.results import NUMBERS, load_experiment, losses_of, re
 from lightning_llm.io.atomic import atomic_path, link_path, write_text
 from lightning_llm.io.untrusted import file_in
 from lightning_llm.runs.lock import LOCK
-from lightning_llm.runs.status import FINISHED, read_summary, state_of
+from lightning_llm.runs.status import FINISHED, read_summary, run_state
 from lightning_llm.statistics.pairing import executed_otherwise
 
 REUSES = ("baseline", "variants", "none")
@@ -92,7 +92,7 @@ def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], t
 
 def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
     """Whether a run has finished, and was in this environment from its first step to its last."""
-    if folder.is_symlink() or state_of(folder).words != FINISHED:
+    if folder.is_symlink() or run_state(folder).words != FINISHED:
         return False
     summary = read_summary(folder, NUMBERS)
     return not executed_otherwise(summary, environment) and summary.get("val_loss") is not None
@@ -121,7 +121,7 @@ def link(plan: Plan, run: RunKey) -> bool:
     if source is None or folder.exists():
         return False
     path = file_in(plan.out.parent, source) / RUNS / str(run)
-    if path.is_symlink() or state_of(path).words != FINISHED:  # removed since the plan was frozen: it is trained again
+    if path.is_symlink() or run_state(path).words != FINISHED:  # removed since the plan was frozen: it is trained again
         return False
     with atomic_path(folder) as temporary:
         link_path(path, temporary)

@@ -113,7 +113,7 @@ def set_length(trainer: Any, words: Sequence[str]) -> str:
     return f"without a config, a run has {DEFAULT_STEPS} steps: {advice}"
 
 
-def experiment_of(words: Sequence[str]) -> str:
+def experiment_name(words: Sequence[str]) -> str:
     """The name of a run: that of its last config file, or of the folder that a run's own config is in.
 
     A config that only says how to train, such as ``configs/ddp.yaml``, gives no name if another one does.

@@ -117,7 +117,7 @@ class TrainingCLI(LightningCLI):
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
-        self.experiment, self._words = command_line.experiment_of(words), words
+        self.experiment, self._words = command_line.experiment_name(words), words
         try:
             words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
             self.config = parsing.parse(parser, words)

@@ -67,7 +67,7 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class SpreadBySize:
     """The standard deviation of a pair's difference as a function of the size: log-linear in x."""
 
     log_sd: float
@@ -75,7 +75,7 @@ class Spread:
     freedom: float
 
     @classmethod
-    def of(cls, sizes: Sequence[AtSize]) -> "Spread":
+    def of(cls, sizes: Sequence[AtSize]) -> "SpreadBySize":
         """Fitted to all variants, the null variant among them; sizes whose differences are all equal say nothing."""
         varying = [size for size in sizes if size.sd > 0]
         if not varying:
@@ -94,7 +94,7 @@ class Spread:
         return math.exp(self.log_sd + self.slope * x)
 
 
-def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) -> Prediction:
+def predict(sizes: Sequence[AtSize], spread: SpreadBySize, target: float, pairs: int) -> Prediction:
     """The difference at a target.
 
     Args:
