@@ -13,10 +13,9 @@ import numpy as np
 
 from lightning_llm.ablate import page, words
 from lightning_llm.ablate.ladder import Ladder, promise_of, promised_sizes
-from lightning_llm.ablate.plan import PLAN, REPORT
+from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import NOT_TESTED, report_of
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.design import BETTER, WORSE
@@ -274,8 +273,7 @@ def table_of(report: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
 
 def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[dict[str, Any], Path]:
     """Write ``report.json`` and ``report.html`` to the ladder's folder; the report, and where the page is."""
-    report, path = ladder_report(ladder, computes), ladder.out / page.PAGE
-    write_json(ladder.out / REPORT, report)
+    report = ladder_report(ladder, computes)
     facts = f"{report['metric']}, {report['pairs']} pairs at each size, alpha {report['alpha']:g} per size"
     unfinished = [] if report["has_ended"] else ["<p><strong>The ladder has not ended.</strong></p>"]
     caption = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
@@ -294,8 +292,7 @@ def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[
         "<h2>Sizes</h2>",
         page.table(*_sizes_table(report)),
     ]
-    write_text(path, page.document(f"{report['name']}: ladder report", sections))
-    return report, path
+    return report, page.write(ladder.out, report, f"{report['name']}: ladder report", sections)
 
 
 def _sizes_table(report: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]]:

@@ -35,29 +35,30 @@ figure { margin: 0.5rem 0; } svg { max-width: 100%; height: auto; }
 
 def write_report(loaded: Loaded) -> tuple[dict[str, Any], Path]:
     """Write ``report.json`` and the page to the experiment's folder; the report, and where the page is."""
-    report, page = report_of(loaded), loaded.plan.out / PAGE
-    write_json(loaded.plan.out / REPORT, report)
-    write_text(page, page_of(report, curves_of(loaded)))
-    return report, page
+    report = report_of(loaded)
+    sections = sections_of(report, curves_of(loaded))
+    return report, write(loaded.plan.out, report, f"{report['name']}: ablation report", sections)
 
 
-def page_of(report: Mapping[str, Any], curves: Curves) -> str:
-    """The page of a report.
-
-    Args:
-        report: As of ``report_of``.
-        curves: Of its runs.
-    """
-    return document(f"{report['name']}: ablation report", _sections(report, curves))
-
-
-def document(title: str, sections: Sequence[str]) -> str:
-    """A whole page.
+def write(out: Path, report: Mapping[str, Any], title: str, sections: Sequence[str]) -> Path:
+    """Write ``report.json`` and ``report.html`` to a folder.
 
     Args:
+        out: The folder.
+        report: As JSON takes it.
         title: Of the page.
         sections: HTML.
+
+    Returns:
+        Where the page is.
     """
+    page = out / PAGE
+    write_json(out / REPORT, report)
+    write_text(page, _document(title, sections))
+    return page
+
+
+def _document(title: str, sections: Sequence[str]) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
     head += f'<meta name="viewport" content="width=device-width"><title>{text(title)}</title><style>{STYLE}</style>'
@@ -65,7 +66,8 @@ def document(title: str, sections: Sequence[str]) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _sections(report: Mapping[str, Any], curves: Curves) -> list[str]:
+def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
+    """The page of a report of ``report_of``, with the curves of its runs."""
     height = 1.3 + 0.55 * len(words.labeled(report))
     facts = f"{report['metric']} of {report['validation']}, at the last step; alpha {report['alpha']:g}"
     facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
