@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
+from lightning_llm.ablate.experiment import DELTA, PLAN_FIELDS, Experiment, experiment_of
 from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, standing
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, write_hashed
@@ -54,8 +54,8 @@ _CONFIRMING = (
     MOST_PAIRS_OF_IDEA  # in the block of a place, the seeds of the pairs that confirm follow those of its own pairs
 )
 
-_ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
-_SETTINGS: dict[str, Schema] = {"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS_OF_IDEA), "workers": maybe(whole(1))}
+_SETTINGS: dict[str, Schema] = {"alpha": PLAN_FIELDS["alpha"], "most": whole(LEAST, MOST_PAIRS_OF_IDEA)}
+_SETTINGS["workers"] = maybe(whole(1))
 _ASKED = record({"baseline": by_name(SHA256), "options": list_of(TEXT)})
 _FILE = record({"asked": _ASKED, **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
 _PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)
