@@ -297,9 +297,10 @@ def _group(
         if values and len(values) == len(members):
             spread = statistics.stdev(values) if len(by_seed) > 1 else None
             measures[metric] = MeanAndSpread(statistics.fmean(values), spread)
-    counts = (_parameters_in(summaries.get(run.path, {})) for run, _ in members)
-    paths, parameters = [str(run.path) for run, _ in members], next(filter(None, counts), None)
-    steps = sorted({int(summary[STEPS]) for run, _ in members if (summary := summaries.get(run.path, {})).get(STEPS)})
+    paths = [str(run.path) for run, _ in members]
+    own_summaries = [summaries.get(run.path, {}) for run, _ in members]
+    parameters = next(filter(None, map(_parameters_in, own_summaries)), None)
+    steps = sorted({int(summary[STEPS]) for summary in own_summaries if summary.get(STEPS)})
     return Group(name, options, paths, len(by_seed), measures, by_seed, tokenizer, parameters, steps)
 
 

@@ -129,9 +129,8 @@ def tuned_factors(ladder: Ladder) -> dict[str, float]:
 
 def _tuning(ladder: Ladder) -> dict[str, Any] | None:
     """What was tuned at the smallest size, and by how much; ``None``: nothing was, or it has not ended."""
-    if (option := ladder.tuned_option) is None or not (factors := tuned_factors(ladder)):
-        return None
-    return {"option": option, "size": ladder.smallest, "factors": factors}
+    factors = {} if ladder.tuned_option is None else tuned_factors(ladder)
+    return {"option": ladder.tuned_option, "size": ladder.smallest, "factors": factors} if factors else None
 
 
 def _report(ladder: Ladder, size: str) -> dict[str, Any]:

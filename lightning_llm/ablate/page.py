@@ -41,16 +41,13 @@ def write_report(loaded: Loaded) -> tuple[dict[str, Any], Path]:
 
 
 def write(out: Path, report: Mapping[str, Any], title: str, sections: Sequence[str]) -> Path:
-    """Write ``report.json`` and ``report.html`` to a folder.
+    """Write ``report.json`` and ``report.html`` to a folder; where the page is.
 
     Args:
         out: The folder.
         report: As JSON takes it.
         title: Of the page.
         sections: HTML.
-
-    Returns:
-        Where the page is.
     """
     page = out / PAGE
     write_json(out / REPORT, report)

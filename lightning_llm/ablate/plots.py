@@ -58,7 +58,8 @@ def loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves) 
             continue
         steps, seeds = curves.steps[name], curves.seeds[name]
         losses = curves.losses[name][[n for n, seed in enumerate(seeds) if seed in common or not common]]
-        middle, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else 0.0
+        middle = losses.mean(axis=0)
+        spread = losses.std(axis=0, ddof=1) if len(losses) > 1 else 0.0
         axes[0].plot(steps, middle, color=color, lw=1.5, label=printable(name), marker="." if len(steps) < 20 else "")
         axes[0].fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.2, lw=0)
         if name != BASELINE:

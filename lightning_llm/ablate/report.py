@@ -163,9 +163,8 @@ def _tuning(loaded: Loaded) -> dict[str, Any] | None:
     tune = loaded.plan.tune
     if tune is None:
         return None
-    arms = {name: {"untuned": tune.values[name]} for name in loaded.state.tuning}
-    for name, tuned in loaded.state.tuning.items():
-        arms[name] |= dataclasses.asdict(tuned)
+    tuning = loaded.state.tuning
+    arms = {name: {"untuned": tune.values[name], **dataclasses.asdict(tuned)} for name, tuned in tuning.items()}
     seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
     grid = [result for run, result in loaded.results.items() if run.seed in seeds]
     seconds = run_seconds(grid)
@@ -210,9 +209,8 @@ def _validation(trainer: Mapping[str, Any]) -> str:
 def _cost(loaded: Loaded) -> dict[str, Any]:
     """Time of the runs that were trained here, and of each arm's step with its memory, measured alone or not yet."""
     measured = loaded.cost or {}
-    arms = {name: dict(arm) for name, arm in measured.get("sides", {}).items()}
-    for name, arm in arms.items():
-        arm["training_s"] = arm["step_s"] * loaded.plan.arms[name]["steps"]
+    costs, planned = measured.get("sides", {}), loaded.plan.arms
+    arms = {name: {**cost, "training_s": cost["step_s"] * planned[name]["steps"]} for name, cost in costs.items()}
     runs = trained(loaded.plan, loaded.results)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
     return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": arms}

@@ -134,15 +134,15 @@ class Loaded:
             baseline: The name of the runs of one side.
             variant: That of the other.
         """
-        experiment, found = self.plan.experiment, dict[str, Verdict]()
-        for metric in experiment.secondary:
-            base, own = (
-                [_metric(self.results.get(RunKey(name, seed)), metric) for seed in experiment.seeds(verdict.pairs)]
-                for name in (baseline, variant)
-            )
-            rule: dict[str, Any] = {"alpha": experiment.alpha, "looks": experiment.looks}
-            found |= verdicts({metric: Sample(base, own)}, **rule, variants=len(experiment.variants))
-        return found
+        experiment = self.plan.experiment
+        seeds = experiment.seeds(verdict.pairs)
+
+        def values(name: str, metric: str) -> list[float | None]:
+            return [_metric(self.results.get(RunKey(name, seed)), metric) for seed in seeds]
+
+        samples = {metric: Sample(values(baseline, metric), values(variant, metric)) for metric in experiment.secondary}
+        count = len(experiment.variants)
+        return verdicts(samples, alpha=experiment.alpha, looks=experiment.looks, variants=count)
 
     def tuned_name(self, arm: str) -> str:
         """What the runs of an arm are called once it is tuned."""

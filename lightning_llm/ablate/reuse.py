@@ -64,8 +64,9 @@ def reusable(
     runs: dict[str, str] = {}
     replays: dict[str, dict[str, Any]] = {}
     first = RunKey(BASELINE, first_seed)
-    arms = [] if reuse == "none" else [BASELINE, NULL] if reuse == "baseline" else list(identities)
-    for folder in siblings(out) if arms else ():
+    arms = [BASELINE, NULL] if reuse == "baseline" else list(identities)
+    folders = [] if reuse == "none" else siblings(out)
+    for folder in folders:
         with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
             plan = Plan.read(folder)
             names = dict.fromkeys(_finished(plan, identities, arms, tuned), folder.name)
@@ -102,12 +103,16 @@ def take_needed(plan: Plan) -> None:
     """Link every run that the experiment needs and another one has."""
     has_linked = True
     while has_linked:  # with these, the next look may be reached
-        has_linked = bool([run for run in plan.state(losses_of(results_of(plan))).needed if take(plan, run)])
+        needed = plan.state(losses_of(results_of(plan))).needed
+        has_linked = sum(take(plan, run) for run in needed) > 0
 
 
 def take(plan: Plan, run: RunKey) -> bool:
     """Link the files of a run that another experiment has and nobody has begun here. Whether that was done."""
-    if str(run) not in plan.reused["runs"] or (claim := claims.take(plan.out, str(run))) is None:
+    if str(run) not in plan.reused["runs"]:
+        return False
+    claim = claims.take(plan.out, str(run))
+    if claim is None:
         return False
     try:
         return link(plan, run)

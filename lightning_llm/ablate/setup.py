@@ -60,7 +60,8 @@ class Setup:
         reuse: str = REUSES[0],
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        self.experiment, self._read_arm, self._reuse, self._more = experiment, read_arm, reuse, more or {}
+        self.experiment, self._read_arm, self._reuse = experiment, read_arm, reuse
+        self._more = more or {}
         self._arguments = [*command_line_of(experiment.options), *arguments]
         self._checked_values: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline

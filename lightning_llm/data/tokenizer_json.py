@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from lightning_llm.data.regex_cost import RUN, Cost, cost_of
-from lightning_llm.io import schema
-from lightning_llm.io.schema import check, list_of, maybe, open_record, record, validate, whole
+from lightning_llm.io.schema import BOOL, Schema, check, list_of, maybe, open_record, record, validate, whole
 from lightning_llm.io.untrusted import MIB, parse_json, shown
 
 LARGEST_TOKENIZER = 48 * MIB  # Gemma's has 32
@@ -163,7 +162,7 @@ _IDS = check(
 )
 _SCORES = check(f"pairs of token and score, and tokens of at most {MOST_BYTES} bytes in total", _are_scores)
 _ADDED = {"id": whole(0, MOST_IDS - 1), "content": check(f"a text of 1 to {LONGEST_TOKEN} characters", _is_token)}
-_ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), schema.BOOL)
+_ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), BOOL)
 _AFFIX = maybe(
     check(f"up to {LONGEST_AFFIX} characters", lambda text: _is_token(text, 0) and len(text) <= LONGEST_AFFIX)
 )
@@ -176,7 +175,7 @@ _MODEL = {
 _SMALL = check(f"at most {MOST_ADDED} values and texts of up to {LONGEST_TEXT} characters", _is_small)
 
 
-def _object(required: Mapping[str, schema.Schema], optional: Mapping[str, schema.Schema]) -> schema.Schema:
+def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> Schema:
     """A record whose other fields, which the library knows or ignores, are small."""
 
     def check(value: Any, name: str) -> Iterable[str]:
