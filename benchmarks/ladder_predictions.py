@@ -32,7 +32,7 @@ from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config
-from lightning_llm.statistics.extrapolation import LEVEL, AtSize, Interval, Spread, fit_curve, predict
+from lightning_llm.statistics.extrapolation import LEVEL, AtSize, Interval, SpreadBySize, fit_curve, predict
 
 COVERAGE, HELD_OUT, EXAMPLES = "coverage", "held-out", ROOT / "examples" / "ablations"
 DRAWS = 12_000  # of each curve and target, over all designs
@@ -90,7 +90,7 @@ def _covered(rng: Any, curve: Callable[[float], float], sizes: int, pairs: int, 
         drawn = rng.standard_normal((2, sizes, pairs)) * sds[:sizes, None]  # the variant's noise, and the null's
         drawn[0] += np.array([curve(x) for x in range(sizes)])[:, None]
         each = [[AtSize(x, float(d.mean()), float(d.std(ddof=1)), pairs) for x, d in enumerate(arm)] for arm in drawn]
-        prediction = predict(each[0], Spread.of([*each[0], *each[1]]), target, pairs)
+        prediction = predict(each[0], SpreadBySize.of([*each[0], *each[1]]), target, pairs)
         truth = curve(target)
         observed = truth + sds[target] / math.sqrt(pairs) * rng.standard_normal()
         (low, high), (least, most) = prediction.interval, prediction.prediction_interval
@@ -117,7 +117,7 @@ def held_out(request: Request, name: str = HELD_OUT) -> Iterator[Row]:
         ]
         for variant, own in report["ladder"].items()
     }
-    spread = Spread.of(list(itertools.chain.from_iterable(sizes.values())))
+    spread = SpreadBySize.of(list(itertools.chain.from_iterable(sizes.values())))
     rows = [
         request.row(variant, **_scores(own, sizes[variant], spread, math.log(promise["compute"], 4)))
         for variant, own in promise["variants"].items()
@@ -149,7 +149,7 @@ def _trained(file: Path, name: str) -> dict[str, Any]:
     return report
 
 
-def _scores(promise: Mapping[str, Any], sizes: Sequence[AtSize], spread: Spread, target: float) -> dict[str, Any]:
+def _scores(promise: Mapping[str, Any], sizes: Sequence[AtSize], spread: SpreadBySize, target: float) -> dict[str, Any]:
     """What a row has of a variant: the promise, its two simpler rivals, and the scores of all three."""
     observed, last = promise["observed"], sizes[-1]
     x, means = np.array([size.x for size in sizes]), np.array([size.mean for size in sizes])

@@ -20,7 +20,6 @@ WITHOUT = {
     "cli/command_line.py": "cli/test_parser_words.py",
     "cli/convert.py": "cli/test_export.py",
     "cli/process.py": "cli/test_ends.py",
-    "data/defaults.py": "training/test_run_config.py",
     "interop/config_json.py": "interop/test_reader.py",
     "interop/hf_mapping.py": "interop/test_writer.py",
     "interop/weights.py": "interop/test_reader.py",

@@ -46,7 +46,7 @@ Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class MeanAndSpread:
     """One metric over the runs of a group; ``spread`` is ``None`` for fewer than two seeds."""
 
     mean: float
@@ -77,7 +77,7 @@ class Group:
     options: Mapping[str, str]
     runs: Sequence[str]
     num_seeds: int
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, MeanAndSpread]
     by_seed: Mapping[Hashable, Sequence[tuple[Run, Results]]]
     tokenizer: Hashable = None
     parameters: int | None = None
@@ -159,7 +159,7 @@ def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None
         raise ValueError(f"--baseline {baseline} has not finished: {problem}")
     sections = {}
     for text, (members, tokenizers) in _by_text(finished, summaries).items():
-        results = [(run, results_of(run.path, summaries[run.path])) for run in members]
+        results = [(run, metric_values(run.path, summaries[run.path])) for run in members]
         groups = group_runs(results, summaries, tokenizers)
         sections[text] = groups, effects(groups, summaries, delta=delta, must_pair=must_pair)
     notes = [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
@@ -249,7 +249,7 @@ def _with_threads(run: Run, summary: Mapping[str, Any]) -> Run:
     return dataclasses.replace(run, options={**run.options, THREADS: threads}) if run.options and threads else run
 
 
-def results_of(run: Path, summary: Mapping[str, Any]) -> dict[str, float]:
+def metric_values(run: Path, summary: Mapping[str, Any]) -> dict[str, float]:
     """What a summary says, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler."""
     results = _numbers(summary)
     if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
@@ -295,10 +295,12 @@ def _group(
     for metric in METRICS:
         values = [results[metric] for _, results in members if metric in results]
         if values and len(values) == len(members):
-            measures[metric] = Measure(statistics.fmean(values), statistics.stdev(values) if len(by_seed) > 1 else None)
-    counts = (_parameters_in(summaries.get(run.path, {})) for run, _ in members)
-    paths, parameters = [str(run.path) for run, _ in members], next(filter(None, counts), None)
-    steps = sorted({int(summary[STEPS]) for run, _ in members if (summary := summaries.get(run.path, {})).get(STEPS)})
+            spread = statistics.stdev(values) if len(by_seed) > 1 else None
+            measures[metric] = MeanAndSpread(statistics.fmean(values), spread)
+    paths = [str(run.path) for run, _ in members]
+    own_summaries = [summaries.get(run.path, {}) for run, _ in members]
+    parameters = next(filter(None, map(_parameters_in, own_summaries)), None)
+    steps = sorted({int(summary[STEPS]) for summary in own_summaries if summary.get(STEPS)})
     return Group(name, options, paths, len(by_seed), measures, by_seed, tokenizer, parameters, steps)
 
 
@@ -334,8 +336,8 @@ def effects(
             is_wanted = not is_loss or (units[number] == BITS) == (metric == BITS)
             if is_wanted and metric in baseline.measures and metric in group.measures:
                 seeds = partners[number][0] if is_loss else []
-                sides = baseline.values(metric, seeds), group.values(metric, seeds)
-                samples[str(number)], bases[str(number)] = Sample(*sides, is_paired=bool(seeds)), sides[0]
+                bases[str(number)] = values = baseline.values(metric, seeds)
+                samples[str(number)] = Sample(values, group.values(metric, seeds), is_paired=bool(seeds))
         metric_delta = delta if metric == LOSS else None  # delta is in nats per token
         for name, verdict in verdicts(samples, delta=metric_delta, variants=len(others)).items():
             seeds, why = partners[int(name)]

@@ -113,16 +113,16 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
         make: Makes an arm, which is used up.
         say: Called with a line before each pair.
     """
-    sides: dict[str, Any] = {}
+    arms: dict[str, Any] = {}
     rounds, start = ROUNDS, _clock()
     for name in names[1:]:
         say(f"measuring {name} and the {names[0]}, interleaved")
         base, variant, (base_timing, variant_timing) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
         rounds = min(rounds, len(base_timing.samples))
-        base_s = sides.setdefault(names[0], _row(base, base_timing, base_timing))["step_s"]
+        base_s = arms.setdefault(names[0], _row(base, base_timing, base_timing))["step_s"]
         row = _row(variant, variant_timing, base_timing)
         # the machine may be slower now than for the first pair: the ratio is what both arms measured together
-        sides[name] = row | {f"step{suffix}_s": row[f"ratio{suffix}"] * base_s for suffix in ("", "_p20", "_p80")}
+        arms[name] = row | {f"step{suffix}_s": row[f"ratio{suffix}"] * base_s for suffix in ("", "_p20", "_p80")}
         device = base.device
         del base, variant
         gc.collect()
@@ -130,7 +130,7 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
     facts = {"machine": machine, "threads": torch.get_num_threads(), "date": datetime.date.today().isoformat()}
     wall_s, others_s = (now - then for now, then in zip(_clock(), start, strict=True))
     facts["other_cores"] = others_s / wall_s if others_s == others_s else None
-    return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": sides}
+    return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": arms}
 
 
 def _clock() -> tuple[float, float]:

@@ -38,7 +38,7 @@ class Curves(NamedTuple):
         rows = [np.interp(*shares, self._losses_of(name, seed)) - self._losses_of(BASELINE, seed) for seed in common]
         return list(self.steps[BASELINE]), np.array(rows)
 
-    def at_equal_time(self, name: str, sides: Mapping[str, Any], delta: float | None = None) -> float | None:
+    def at_equal_time(self, name: str, costs: Mapping[str, Any], delta: float | None = None) -> float | None:
         """Mean difference of the validation loss when the faster arm ends.
 
         The slower arm is then in the middle of its schedule, so the number favors the faster one. Between two
@@ -46,7 +46,7 @@ class Curves(NamedTuple):
 
         Args:
             name: Of the variant.
-            sides: Their costs, as in the report.
+            costs: Of the arms, as in the report.
             delta: The smallest difference that matters; ``None``: the default one. One in bits per byte counts as one
                 in nats per token, which is at most 1.44 times too lenient.
 
@@ -54,10 +54,10 @@ class Curves(NamedTuple):
             ``None`` if a time or loss is not known, or if the lines may be off by more than a quarter of delta.
         """
         common_seeds = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
-        if not common_seeds or BASELINE not in sides or name not in sides:
+        if not common_seeds or BASELINE not in costs or name not in costs:
             return None
-        step_s = {arm: sides[arm]["step_s"] for arm in (BASELINE, name)}
-        if is_unknown(sides[name]):
+        step_s = {arm: costs[arm]["step_s"] for arm in (BASELINE, name)}
+        if is_unknown(costs[name]):
             step_s[name] = step_s[BASELINE]
         end = min(seconds * self.steps[arm][-1] for arm, seconds in step_s.items())
         if any(end < seconds * self.steps[arm][0] for arm, seconds in step_s.items()):

@@ -70,20 +70,16 @@ _NUMBER = check("a number above 0 and below a million", lambda value: type(value
 _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
 _LOOKS = check(f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", _are_looks)
 _METRIC = check(f"{', '.join(METRICS[:-1])} or {METRICS[-1]}", lambda value: value in METRICS)
-_METRICS = check(f"different ones of {', '.join(METRICS)}", lambda value: _are_metrics(value))
+_METRICS = check(f"different ones of {', '.join(METRICS)}", _are_metrics)
 SECONDARY_METRICS = list_of(_METRIC, len(METRICS))
 _SEED = whole(0, LAST_SEED)
 _TUNE = {"option": _TUNED, "factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)}
 
 
-def _match(value: object, name: str) -> Iterable[str]:
-    return one_of(*MATCHES)(value, name)
-
-
 def _match_in_file(value: object, name: str) -> Iterable[str]:
     """A rule's name; one that solves for an option is ``NAME=OPTION``, or ``{NAME: {option: OPTION}}``."""
-    fits = value in MATCHES and not MATCHES[value].is_solved if isinstance(value, str) else False
-    return check(f"one of {matches_in_words()}", lambda value: fits or _parsed(value)[1] is not None)(value, name)
+    is_plain = isinstance(value, str) and value in MATCHES and not MATCHES[value].is_solved
+    return check(f"one of {matches_in_words()}", lambda value: is_plain or _parsed(value)[1] is not None)(value, name)
 
 
 def _parsed(match: Any) -> tuple[str, str | None]:
@@ -93,10 +89,12 @@ def _parsed(match: Any) -> tuple[str, str | None]:
         match = {rule: {"option": solved}}
     if not isinstance(match, dict):
         return match, None
-    ((name, settings),) = match.items() if len(match) == 1 else [("", None)]
+    if len(match) != 1:
+        return "", None
+    ((name, settings),) = match.items()
     option = settings.get("option") if isinstance(settings, dict) and len(settings) == 1 else None
-    is_one = name in MATCHES and MATCHES[name].is_solved and isinstance(option, str) and option.startswith(ARCHITECTURE)
-    return name, option if is_one else None
+    is_of_model = isinstance(option, str) and option.startswith(ARCHITECTURE)
+    return name, option if is_of_model and name in MATCHES and MATCHES[name].is_solved else None
 
 
 def _plan_field(schema: Schema, default: Any = dataclasses.MISSING) -> Any:
@@ -134,7 +132,7 @@ class Experiment:
     looks: Sequence[int] = _plan_field(_LOOKS, LOOKS)
     precision: float | None = _plan_field(maybe(_NUMBER), None)
     first_seed: int = _plan_field(_SEED, 0)
-    match: str = _plan_field(_match, Tokens.name)
+    match: str = _plan_field(lambda value, name: one_of(*MATCHES)(value, name), Tokens.name)
     solved: str | None = _plan_field(maybe(TEXT), None)
     tune: Mapping[str, Any] | None = _plan_field(maybe(record(_TUNE)), None)
     baseline: tuple[str, ...] = ()

@@ -13,14 +13,13 @@ import numpy as np
 
 from lightning_llm.ablate import page, words
 from lightning_llm.ablate.ladder import Ladder, promise_of, promised_sizes
-from lightning_llm.ablate.plan import PLAN, REPORT
-from lightning_llm.ablate.report import NO_LOOK, report_of
+from lightning_llm.ablate.plan import PLAN
+from lightning_llm.ablate.report import NOT_TESTED, report_of
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.design import BETTER, WORSE
-from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, Spread, answer, predict
+from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, SpreadBySize, answer, predict
 
 DIRECTIONS = {BETTER: -1, WORSE: 1}
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
@@ -83,7 +82,7 @@ def predictions(
         differences = [_at_size(x, row) for x, row in rows if row["difference"] is not None]
         direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), reports[0]["delta"]
         try:
-            spread = Spread.of(all_differences)
+            spread = SpreadBySize.of(all_differences)
             prediction = predict(differences, spread, xs[target], pairs)
             shown_xs = [
                 x
@@ -130,9 +129,8 @@ def tuned_factors(ladder: Ladder) -> dict[str, float]:
 
 def _tuning(ladder: Ladder) -> dict[str, Any] | None:
     """What was tuned at the smallest size, and by how much; ``None``: nothing was, or it has not ended."""
-    if (option := ladder.tuned_option) is None or not (factors := tuned_factors(ladder)):
-        return None
-    return {"option": option, "size": ladder.smallest, "factors": factors}
+    factors = {} if ladder.tuned_option is None else tuned_factors(ladder)
+    return {"option": ladder.tuned_option, "size": ladder.smallest, "factors": factors} if factors else None
 
 
 def _report(ladder: Ladder, size: str) -> dict[str, Any]:
@@ -145,8 +143,7 @@ def _report(ladder: Ladder, size: str) -> dict[str, Any]:
 
 def _tuned(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the report of the tuned arms has in place of that of the untuned ones."""
-    missing = {**dict.fromkeys(("difference", "interval", "sd", "sentence", "size")), **NO_LOOK}
-    variants = {name: row["tuned"] or {**row, **missing} for name, row in report["variants"].items()}
+    variants = {name: row["tuned"] or {**row, **NOT_TESTED} for name, row in report["variants"].items()}
     means = [row["tuned"]["baseline_mean"] for row in report["variants"].values() if row["tuned"]]
     return {"variants": variants, "baseline": {**report["baseline"], "mean": means[0] if means else None}}
 
@@ -275,8 +272,7 @@ def table_of(report: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
 
 def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[dict[str, Any], Path]:
     """Write ``report.json`` and ``report.html`` to the ladder's folder; the report, and where the page is."""
-    report, path = ladder_report(ladder, computes), ladder.out / page.PAGE
-    write_json(ladder.out / REPORT, report)
+    report = ladder_report(ladder, computes)
     facts = f"{report['metric']}, {report['pairs']} pairs at each size, alpha {report['alpha']:g} per size"
     unfinished = [] if report["has_ended"] else ["<p><strong>The ladder has not ended.</strong></p>"]
     caption = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
@@ -295,8 +291,7 @@ def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[
         "<h2>Sizes</h2>",
         page.table(*_sizes_table(report)),
     ]
-    write_text(path, page.document(f"{report['name']}: ladder report", sections))
-    return report, path
+    return report, page.write(ladder.out, report, f"{report['name']}: ladder report", sections)
 
 
 def _sizes_table(report: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]]:

@@ -170,7 +170,7 @@ class Time(Match):
         shares = {name: math.ceil(1000 * share - 1e-9) / 1000 for name, share in within.items() if share is not None}
         if shares:  # rounded up
             return [f"{name} within ±{share:.1%}" for name, share in shares.items()], ""
-        times = {name: side["training_s"] for name, side in report["cost"]["sides"].items()}
+        times = {name: arm["training_s"] for name, arm in report["cost"]["sides"].items()}
         base = times.pop(BASELINE, None)
         return [f"{name} {time / base:.2f}" for name, time in times.items() if base], _TIMES
 

@@ -35,29 +35,27 @@ figure { margin: 0.5rem 0; } svg { max-width: 100%; height: auto; }
 
 def write_report(loaded: Loaded) -> tuple[dict[str, Any], Path]:
     """Write ``report.json`` and the page to the experiment's folder; the report, and where the page is."""
-    report, page = report_of(loaded), loaded.plan.out / PAGE
-    write_json(loaded.plan.out / REPORT, report)
-    write_text(page, page_of(report, curves_of(loaded)))
-    return report, page
+    report = report_of(loaded)
+    sections = sections_of(report, curves_of(loaded))
+    return report, write(loaded.plan.out, report, f"{report['name']}: ablation report", sections)
 
 
-def page_of(report: Mapping[str, Any], curves: Curves) -> str:
-    """The page of a report.
-
-    Args:
-        report: As of ``report_of``.
-        curves: Of its runs.
-    """
-    return document(f"{report['name']}: ablation report", _sections(report, curves))
-
-
-def document(title: str, sections: Sequence[str]) -> str:
-    """A whole page.
+def write(out: Path, report: Mapping[str, Any], title: str, sections: Sequence[str]) -> Path:
+    """Write ``report.json`` and ``report.html`` to a folder; where the page is.
 
     Args:
+        out: The folder.
+        report: As JSON takes it.
         title: Of the page.
         sections: HTML.
     """
+    page = out / PAGE
+    write_json(out / REPORT, report)
+    write_text(page, _document(title, sections))
+    return page
+
+
+def _document(title: str, sections: Sequence[str]) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
     head += f'<meta name="viewport" content="width=device-width"><title>{text(title)}</title><style>{STYLE}</style>'
@@ -65,7 +63,8 @@ def document(title: str, sections: Sequence[str]) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _sections(report: Mapping[str, Any], curves: Curves) -> list[str]:
+def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
+    """The page of a report of ``report_of``, with the curves of its runs."""
     height = 1.3 + 0.55 * len(words.labeled(report))
     facts = f"{report['metric']} of {report['validation']}, at the last step; alpha {report['alpha']:g}"
     facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
@@ -133,12 +132,12 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
     head += ["ms per step (p20 to p80)", "× baseline", "peak MiB", "loss difference at equal time"]
     rows = []
     for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
-        side = report["cost"]["sides"].get(name)
+        arm = report["cost"]["sides"].get(name)
         cells = [name, _digits(words.mean_loss(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
-        cells += ["–"] * 3 if side is None else [
-            "{} ({} to {})".format(*(words.milliseconds(side[f"step{suffix}_s"]) for suffix in ("", "_p20", "_p80"))),
-            ratio_in_words(side),
-            "–" if side["peak_bytes"] is None else f"{side['peak_bytes'] / MIB:.4g}",
+        cells += ["–"] * 3 if arm is None else [
+            "{} ({} to {})".format(*(words.milliseconds(arm[f"step{suffix}_s"]) for suffix in ("", "_p20", "_p80"))),
+            ratio_in_words(arm),
+            "–" if arm["peak_bytes"] is None else f"{arm['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
         timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
         rows.append([*cells, words.signed(timed)])

@@ -128,8 +128,7 @@ class Plan:
     @cached_property
     def arms(self) -> Mapping[str, Mapping[str, Any]]:
         """What it says of each arm; the baseline again is the baseline."""
-        arms: Mapping[str, Mapping[str, Any]] = self.content["sides"]
-        return {**arms, AGAIN: arms[BASELINE]}
+        return {**self.content["sides"], AGAIN: self.content["sides"][BASELINE]}
 
     @property
     def tune(self) -> Tune | None:
@@ -147,8 +146,7 @@ class Plan:
             For each of the ``runs`` the name of the experiment; the ``difference`` and the ``source`` of a ``replay``,
             if one is known; and whether runs of ``variants`` are among them.
         """
-        none: dict[str, Any] = {"runs": {}, "replay": None, "variants": False}
-        return {**none, **self.content.get("reused", {})}
+        return {"runs": {}, "replay": None, "variants": False, **self.content.get("reused", {})}
 
     @property
     def idea(self) -> Idea | None:
@@ -247,8 +245,7 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
         config = out / CONFIGS / f"{name}.yaml"
         write_text(config, yaml.safe_dump(options, sort_keys=False))
         arms[name]["config"] = file_hash(config)
-    whole_plan = {**content, "sides": arms}
-    write_json(out / PLAN, {**whole_plan, "hash": digest(whole_plan)})
+    write_hashed(out / PLAN, {**content, "sides": arms})
     return Plan.read(out)
 
 
@@ -320,7 +317,8 @@ def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
 
 def _imported_modules() -> dict[str, Path]:
     """Modules of the current folder that are imported by now: the user's classes may need them."""
-    folder, files = Path.cwd(), (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    folder = Path.cwd()
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     paths = {Path(file) for file in files if file and file.endswith(".py")}
     user_files = (path for path in paths if path.is_relative_to(folder) and not _is_installed(path))
     return {path.relative_to(folder).as_posix(): path for path in user_files if not path.is_relative_to(PACKAGE)}

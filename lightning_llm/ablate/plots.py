@@ -58,7 +58,8 @@ def loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves) 
             continue
         steps, seeds = curves.steps[name], curves.seeds[name]
         losses = curves.losses[name][[n for n, seed in enumerate(seeds) if seed in common or not common]]
-        middle, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else 0.0
+        middle = losses.mean(axis=0)
+        spread = losses.std(axis=0, ddof=1) if len(losses) > 1 else 0.0
         axes[0].plot(steps, middle, color=color, lw=1.5, label=printable(name), marker="." if len(steps) < 20 else "")
         axes[0].fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.2, lw=0)
         if name != BASELINE:
@@ -84,13 +85,13 @@ def _difference(axis: Any, steps: Sequence[int], differences: Any, color: str) -
 def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The mean loss of each arm by the value of the tuned option."""
     axis, colors = axes[0], _colors(report)
-    for name, side in report["tuning"]["sides"].items():
-        points = [point for point in zip(side["values"], side["losses"], strict=True) if point[1] is not None]
+    for name, arm in report["tuning"]["sides"].items():
+        points = [point for point in zip(arm["values"], arm["losses"], strict=True) if point[1] is not None]
         axis.plot(*zip(*points, strict=True), "o-", color=colors[name], label=printable(name)) if points else None
-        if side["best"] is not None:
-            axis.axvline(side["best"], color=colors[name], ls=":", lw=1.2)
+        if arm["best"] is not None:
+            axis.axvline(arm["best"], color=colors[name], ls=":", lw=1.2)
     axis.set(xscale="log", ylabel=f"mean {report['metric']}, {report['unit']}")
-    values = sorted({value for side in report["tuning"]["sides"].values() for value in side["values"]})
+    values = sorted({value for arm in report["tuning"]["sides"].values() for value in arm["values"]})
     axis.set_xticks(values, [f"{value:g}" for value in values])
     axis.minorticks_off()
     axis.set_xlabel(f"{report['tuning']['option']} (dotted: the tuned value)")
@@ -100,13 +101,13 @@ def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
 
 def costs(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The metric against training time and peak memory."""
-    colors, sides = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
-    for name, side in report["cost"]["sides"].items():
-        row, loss = sides[name], mean_loss(report, name)
+    colors, rows = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
+    for name, arm in report["cost"]["sides"].items():
+        row, loss = rows[name], mean_loss(report, name)
         style = {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
-        ends = [side["step_s"] - side["step_p20_s"], side["step_p80_s"] - side["step_s"]]
-        values: list[Any] = [(side["training_s"], [[row["steps"] * end] for end in ends])]
-        values += [] if side["peak_bytes"] is None else [(side["peak_bytes"] / MIB, None)]
+        ends = [arm["step_s"] - arm["step_p20_s"], arm["step_p80_s"] - arm["step_s"]]
+        values: list[Any] = [(arm["training_s"], [[row["steps"] * end] for end in ends])]
+        values += [] if arm["peak_bytes"] is None else [(arm["peak_bytes"] / MIB, None)]
         for axis, (x, spread) in zip(axes, values if loss is not None else (), strict=False):
             axis.errorbar(x, loss, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **style)
     axes[0].set_xlabel("training time alone, s (20th to 80th percentile)")

@@ -46,16 +46,16 @@ def is_one(interval: Interval | None) -> bool:
     return low <= 1 <= high and low < high  # an arm's ratio to itself is known
 
 
-def is_unknown(side: Mapping[str, Any]) -> bool:
-    """Whether the time ratio of a side of ``cost.json`` cannot be distinguished from 1; older files do not say."""
-    return "ratio_interval" in side and is_one(side["ratio_interval"])
+def is_unknown(arm: Mapping[str, Any]) -> bool:
+    """Whether the time ratio of an arm of ``cost.json`` cannot be distinguished from 1; older files do not say."""
+    return "ratio_interval" in arm and is_one(arm["ratio_interval"])
 
 
-def ratio_in_words(side: Mapping[str, Any]) -> str:
-    """The time ratio of a side of ``cost.json``, if it can be distinguished from 1."""
-    return UNKNOWN if is_unknown(side) else f"{side['ratio']:.3f}"
+def ratio_in_words(arm: Mapping[str, Any]) -> str:
+    """The time ratio of an arm of ``cost.json``, if it can be distinguished from 1."""
+    return UNKNOWN if is_unknown(arm) else f"{arm['ratio']:.3f}"
 
 
-def time_in_words(side: Mapping[str, Any]) -> str:
+def time_in_words(arm: Mapping[str, Any]) -> str:
     """The same within a sentence."""
-    return f"{UNKNOWN} in time" if is_unknown(side) else f"{side['ratio']:.3f} × the time"
+    return f"{UNKNOWN} in time" if is_unknown(arm) else f"{arm['ratio']:.3f} × the time"

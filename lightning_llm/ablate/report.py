@@ -29,7 +29,8 @@ TEXTS = ("store", "path", "corpus")  # of the data
 _DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, min_fields=0))}
 _TRAINER = {"limit_val_batches": maybe(NUMBER)}
 _CONFIG = open_record({}, {"trainer": maybe(open_record({}, _TRAINER)), "data": maybe(open_record({}, _DATA))})
-NO_LOOK: dict[str, Any] = {  # of a variant; its other numbers are null
+NOT_TESTED: dict[str, Any] = {  # of a variant before its first look
+    **dict.fromkeys(field.name for field in dataclasses.fields(Verdict)),  # its numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
     **{"baseline_diverged": 0, "note": "not tested yet", "warnings": [], "by_seed": []},
     **{"further_pairs": None, "window_error": None, "secondary": {}},
@@ -115,7 +116,7 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
 def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
     """What a verdict says, with the losses that it rests on; before the first look, the numbers are null."""
     if verdict is None:
-        return {**dict.fromkeys(field.name for field in dataclasses.fields(Verdict)), **NO_LOOK}
+        return NOT_TESTED
     losses, experiment = losses_of(loaded.results), loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
     names = {"baseline": baseline, "variant": variant}
@@ -158,17 +159,16 @@ def _further_pairs(experiment: Experiment, verdict: Verdict) -> dict[str, Any] |
 
 
 def _tuning(loaded: Loaded) -> dict[str, Any] | None:
-    """Values, mean losses and optimum of each side, and what they cost; ``None``: nothing is tuned."""
+    """Values, mean losses and optimum of each arm, and what they cost; ``None``: nothing is tuned."""
     tune = loaded.plan.tune
     if tune is None:
         return None
-    sides = {name: {"untuned": tune.values[name]} for name in loaded.state.tuning}
-    for name, tuned in loaded.state.tuning.items():
-        sides[name] |= dataclasses.asdict(tuned)
+    tuning = loaded.state.tuning
+    arms = {name: {"untuned": tune.values[name], **dataclasses.asdict(tuned)} for name, tuned in tuning.items()}
     seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
     grid = [result for run, result in loaded.results.items() if run.seed in seeds]
     seconds = run_seconds(grid)
-    return {"option": tune.option, "seeds": list(seeds), "sides": sides, "runs": len(grid), "run_seconds": seconds}
+    return {"option": tune.option, "seeds": list(seeds), "sides": arms, "runs": len(grid), "run_seconds": seconds}
 
 
 def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _mean(loaded: Loaded, name: str) -> float | None:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """The text that all sides train on; empty: not known."""
+    """The text that all arms train on; empty: not known."""
     return next((data[name] for name in TEXTS if data.get(name)), ", ".join(data.get("mixture") or ()))
 
 
@@ -209,9 +209,8 @@ def _validation(trainer: Mapping[str, Any]) -> str:
 def _cost(loaded: Loaded) -> dict[str, Any]:
     """Time of the runs that were trained here, and of each arm's step with its memory, measured alone or not yet."""
     measured = loaded.cost or {}
-    sides = {name: dict(side) for name, side in measured.get("sides", {}).items()}
-    for name, side in sides.items():
-        side["training_s"] = side["step_s"] * loaded.plan.arms[name]["steps"]
+    costs, planned = measured.get("sides", {}), loaded.plan.arms
+    arms = {name: {**cost, "training_s": cost["step_s"] * planned[name]["steps"]} for name, cost in costs.items()}
     runs = trained(loaded.plan, loaded.results)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
-    return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": sides}
+    return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": arms}

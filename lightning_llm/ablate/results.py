@@ -14,8 +14,7 @@ from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, ma
 from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
-from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary
-from lightning_llm.runs.status import state_of as run_state
+from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.statistics.windows import MOST_BLOCKS
@@ -29,12 +28,12 @@ VALIDATION_LOSS = "val_loss"
 CURVES = ("train_loss", VALIDATION_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
-_ARM = record(
+_COST_OF_ARM = record(
     dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
     {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
 )
 _MACHINE = {**dict.fromkeys(("machine", "date", "torch"), TEXT), "threads": whole(), "rounds": whole()}
-_COST = record({"plan": TEXT, "sides": by_name(_ARM)}, {**_MACHINE, "other_cores": maybe(NUMBER)})
+_COST = record({"plan": TEXT, "sides": by_name(_COST_OF_ARM)}, {**_MACHINE, "other_cores": maybe(NUMBER)})
 _WINDOWS = record({"step": whole(), **{name: list_of(kind, MOST_BLOCKS) for name, kind in _BLOCKS.items()}})
 
 
@@ -135,15 +134,15 @@ class Loaded:
             baseline: The name of the runs of one side.
             variant: That of the other.
         """
-        experiment, found = self.plan.experiment, dict[str, Verdict]()
-        for metric in experiment.secondary:
-            base, own = (
-                [_metric(self.results.get(RunKey(name, seed)), metric) for seed in experiment.seeds(verdict.pairs)]
-                for name in (baseline, variant)
-            )
-            rule: dict[str, Any] = {"alpha": experiment.alpha, "looks": experiment.looks}
-            found |= verdicts({metric: Sample(base, own)}, **rule, variants=len(experiment.variants))
-        return found
+        experiment = self.plan.experiment
+        seeds = experiment.seeds(verdict.pairs)
+
+        def values(name: str, metric: str) -> list[float | None]:
+            return [_metric(self.results.get(RunKey(name, seed)), metric) for seed in seeds]
+
+        samples = {metric: Sample(values(baseline, metric), values(variant, metric)) for metric in experiment.secondary}
+        count = len(experiment.variants)
+        return verdicts(samples, alpha=experiment.alpha, looks=experiment.looks, variants=count)
 
     def tuned_name(self, arm: str) -> str:
         """What the runs of an arm are called once it is tuned."""

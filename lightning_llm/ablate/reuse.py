@@ -20,7 +20,7 @@ from lightning_llm.ablate.results import NUMBERS, load_experiment, losses_of, re
 from lightning_llm.io.atomic import atomic_path, link_path, write_text
 from lightning_llm.io.untrusted import file_in
 from lightning_llm.runs.lock import LOCK
-from lightning_llm.runs.status import FINISHED, read_summary, state_of
+from lightning_llm.runs.status import FINISHED, read_summary, run_state
 from lightning_llm.statistics.pairing import executed_otherwise
 
 REUSES = ("baseline", "variants", "none")
@@ -64,8 +64,9 @@ def reusable(
     runs: dict[str, str] = {}
     replays: dict[str, dict[str, Any]] = {}
     first = RunKey(BASELINE, first_seed)
-    arms = [] if reuse == "none" else [BASELINE, NULL] if reuse == "baseline" else list(identities)
-    for folder in siblings(out) if arms else ():
+    arms = [BASELINE, NULL] if reuse == "baseline" else list(identities)
+    folders = [] if reuse == "none" else siblings(out)
+    for folder in folders:
         with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
             plan = Plan.read(folder)
             names = dict.fromkeys(_finished(plan, identities, arms, tuned), folder.name)
@@ -92,7 +93,7 @@ def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], t
 
 def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
     """Whether a run has finished, and was in this environment from its first step to its last."""
-    if folder.is_symlink() or state_of(folder).words != FINISHED:
+    if folder.is_symlink() or run_state(folder).words != FINISHED:
         return False
     summary = read_summary(folder, NUMBERS)
     return not executed_otherwise(summary, environment) and summary.get("val_loss") is not None
@@ -102,12 +103,16 @@ def take_needed(plan: Plan) -> None:
     """Link every run that the experiment needs and another one has."""
     has_linked = True
     while has_linked:  # with these, the next look may be reached
-        has_linked = bool([run for run in plan.state(losses_of(results_of(plan))).needed if take(plan, run)])
+        needed = plan.state(losses_of(results_of(plan))).needed
+        has_linked = sum(take(plan, run) for run in needed) > 0
 
 
 def take(plan: Plan, run: RunKey) -> bool:
     """Link the files of a run that another experiment has and nobody has begun here. Whether that was done."""
-    if str(run) not in plan.reused["runs"] or (claim := claims.take(plan.out, str(run))) is None:
+    if str(run) not in plan.reused["runs"]:
+        return False
+    claim = claims.take(plan.out, str(run))
+    if claim is None:
         return False
     try:
         return link(plan, run)
@@ -121,7 +126,7 @@ def link(plan: Plan, run: RunKey) -> bool:
     if source is None or folder.exists():
         return False
     path = file_in(plan.out.parent, source) / RUNS / str(run)
-    if path.is_symlink() or state_of(path).words != FINISHED:  # removed since the plan was frozen: it is trained again
+    if path.is_symlink() or run_state(path).words != FINISHED:  # removed since the plan was frozen: it is trained again
         return False
     with atomic_path(folder) as temporary:
         link_path(path, temporary)

@@ -151,8 +151,8 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
     state = "ended" if report["has_ended"] else "has not ended"
     about = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
-    sides = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
-    console.say(about, sides, *words.design_lines(report))
+    arms = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
+    console.say(about, arms, *words.design_lines(report))
     interval = f"{words.percent(report['interval']['each'])} interval"
     rows = [(name, *words.cells(row)) for name, row in words.labeled(report)]
     share = words.together(report)

@@ -60,7 +60,8 @@ class Setup:
         reuse: str = REUSES[0],
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        self.experiment, self._read_arm, self._reuse, self._more = experiment, read_arm, reuse, more or {}
+        self.experiment, self._read_arm, self._reuse = experiment, read_arm, reuse
+        self._more = more or {}
         self._arguments = [*command_line_of(experiment.options), *arguments]
         self._checked_values: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
@@ -126,8 +127,8 @@ class Setup:
         content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
         content["configs"] = list(self.experiment.baseline)
         identities, tune = self._identities(threads), self.experiment.tune
-        sides = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
-        content |= {"sides": sides, "commit": commit_of(PACKAGE), "seen": self._seen(), **self._more}
+        arms = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
+        content |= {"sides": arms, "commit": commit_of(PACKAGE), "seen": self._seen(), **self._more}
         tuned = None if tune is None else str(tune["option"])
         first_seed = self.experiment.first_seed
         content["reused"] = reusable(out, identities, self._reuse, first_seed=first_seed, tuned=tuned)

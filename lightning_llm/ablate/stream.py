@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.experiment import DELTA, Experiment, experiment_of
+from lightning_llm.ablate.experiment import DELTA, PLAN_FIELDS, Experiment, experiment_of
 from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, standing
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, write_hashed
@@ -50,39 +50,36 @@ MOST_IDEAS = 9_999
 SET_BY_CONFIG = {"precision", "tf32"}  # of the environment: an adopted idea may change them
 BLOCK = 1000  # seeds between one baseline's and the next one's
 OWN = 100_000_000  # from here on, each place has a block of its own
-_CONFIRMING = (
-    MOST_PAIRS_OF_IDEA  # in the block of a place, the seeds of the pairs that confirm follow those of its own pairs
-)
 
-_ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
-_SETTINGS: dict[str, Schema] = {"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS_OF_IDEA), "workers": maybe(whole(1))}
+_SETTINGS: dict[str, Schema] = {"alpha": PLAN_FIELDS["alpha"], "most": whole(LEAST, MOST_PAIRS_OF_IDEA)}
+_SETTINGS["workers"] = maybe(whole(1))
 _ASKED = record({"baseline": by_name(SHA256), "options": list_of(TEXT)})
 _FILE = record({"asked": _ASKED, **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
 _PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)
 _MEAN: dict[str, Schema] = {"difference": maybe(NUMBER), "interval": maybe(INTERVAL), "pairs": whole()}
-_OF_IDEA: dict[str, Schema] = {
-    "place": whole(1),
-    "name": TEXT,
-    "because": TEXT,
-    "options": open_record({}, {}),
-    "match": TEXT,
-    "parameters": _PAIR,
-    "steps": _PAIR,
-    "asked": by_name(TEXT),
-    "plan": SHA256,
-}
-_OF_VERDICT: dict[str, Schema] = {
-    "verdict": check("a verdict", lambda value: value in VERDICTS),
-    "reason": TEXT,
-    "metric": TEXT,
-    **_MEAN,
-    "e_value": NUMBER,
-    "threshold": POSITIVE,
-    "confirmation": maybe(record(_MEAN)),
-    "runs": whole(),
-    "run_seconds": NUMBER,
-}
-_VERDICT = record({**_OF_IDEA, **_OF_VERDICT, "hash": SHA256})
+_VERDICT = record(
+    {
+        "place": whole(1),
+        "name": TEXT,
+        "because": TEXT,
+        "options": open_record({}, {}),
+        "match": TEXT,
+        "parameters": _PAIR,
+        "steps": _PAIR,
+        "asked": by_name(TEXT),
+        "plan": SHA256,
+        "verdict": check("a verdict", lambda value: value in VERDICTS),
+        "reason": TEXT,
+        "metric": TEXT,
+        **_MEAN,
+        "e_value": NUMBER,
+        "threshold": POSITIVE,
+        "confirmation": maybe(record(_MEAN)),
+        "runs": whole(),
+        "run_seconds": NUMBER,
+        "hash": SHA256,
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +271,7 @@ def idea_at(rule: StreamRule, place: int, adopted: int, because: str) -> Idea:
         place=place,
         threshold=rule.threshold(place, adopted),
         most=rule.most,
-        first_confirming_seed=OWN + BLOCK * place + _CONFIRMING,
+        first_confirming_seed=OWN + BLOCK * place + MOST_PAIRS_OF_IDEA,  # after those of its own pairs
         because=because,
     )
 
@@ -307,11 +304,12 @@ def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "
         results: Of its runs.
         stopped: Why it ends, if the rule has no verdict yet.
     """
-    idea, stand, own_results = idea_in(plan), _standing(plan, results), trained(plan, results)
+    idea, stand = idea_in(plan), _standing(plan, results)
+    own_results = trained(plan, results)
     ((name, options),) = plan.experiment.variants.items()
     is_over = stand.decision.step in VERDICTS
     e_value = e_value_of([value for value in stand.counted if math.isfinite(value)])
-    of_idea = {
+    return {
         "place": idea.place,
         "name": name,
         "because": idea.because,
@@ -320,9 +318,6 @@ def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "
         **{field: [plan.arms[arm].get(field) for arm in (BASELINE, name)] for field in ("parameters", "steps")},
         "asked": asked_of(plan.content),
         "plan": plan.content["hash"],
-    }
-    return {
-        **of_idea,
         "verdict": stand.decision.step if is_over else STOPPED,
         "reason": _reason(stand, e_value >= idea.threshold) if is_over else stopped,
         "metric": plan.experiment.metric,

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate import page
-from lightning_llm.ablate.plan import REPORT
 from lightning_llm.ablate.report import UNITS
 from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream
 from lightning_llm.ablate.words import UNEQUAL, bounds, pairs_in_words, signed
-from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
@@ -102,8 +100,7 @@ def stream_report(stream: Stream) -> dict[str, Any]:
 
 def write_stream_report(stream: Stream) -> Path:
     """Write ``report.json`` and ``report.html``; the page."""
-    report, path = stream_report(stream), stream.out / page.PAGE
-    write_json(stream.out / REPORT, report)
+    report = stream_report(stream)
     reasons = [
         [f"{idea['place']}. {idea['name']}", idea["because"] or "–", idea["verdict"], idea["reason"]]
         for idea in report["ideas"]
@@ -120,8 +117,7 @@ def write_stream_report(stream: Stream) -> Path:
         sections += ["<h2>Numbers</h2>", page.table((*HEAD, *MORE), rows_of(stream)), page.paragraphs([_INTERVALS])]
     facts = "; ".join(f"{name} {value}" for name, value in report["environment"].items())
     sections.append(f'<p class="soft">{page.text(facts)}</p>')
-    write_text(path, page.document(f"{stream.out.name}: stream of ideas", sections))
-    return path
+    return page.write(stream.out, report, f"{stream.out.name}: stream of ideas", sections)
 
 
 def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:

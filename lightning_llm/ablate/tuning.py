@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_llm.io.units import four_digits
+
 FIRST_SEED = 100
 MOST_EXTENSIONS = 6
 Losses = Mapping[Any, float | None]  # by name and seed of a run; None: it diverged
@@ -44,7 +46,7 @@ class Tune(NamedTuple):
 
     def value(self, arm: str, factor: float) -> float:
         """An arm's value times a factor."""
-        return _rounded(self.values[arm] * factor)
+        return four_digits(self.values[arm] * factor)
 
     def name(self, arm: str, value: float) -> str:
         """What the runs of an arm with this value are called."""
@@ -147,8 +149,8 @@ def tuning_of(tune: Tune, arms: Sequence[str], losses: Losses) -> Tuning:
         edges = {of_arm.edge for of_arm in tuned.values()} - {0}
         if not edges or extensions == MOST_EXTENSIONS:
             break
-        below = [_rounded(factors[0] ** 2 / factors[1])] if -1 in edges else []
-        above = [_rounded(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
+        below = [four_digits(factors[0] ** 2 / factors[1])] if -1 in edges else []
+        above = [four_digits(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
         factors, extensions = [*below, *factors, *above], extensions + 1
     vertices = {arm: [of_arm.vertex] for arm, of_arm in tuned.items() if of_arm.vertex is not None}
     if needed := _missing_runs(tune, vertices, seeds, losses):
@@ -184,14 +186,9 @@ def _vertex(values: Sequence[float], losses: Sequence[float | None]) -> float | 
     lowest = lowest_point([math.log(value) for value in values], comparable)
     if lowest is None or not math.log(values[0]) < lowest < math.log(values[2]):
         return None
-    return _rounded(math.exp(lowest))
+    return four_digits(math.exp(lowest))
 
 
 def _mean(losses: Sequence[float | None]) -> float | None:
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     return math.fsum(finite) / len(finite) if len(finite) == len(losses) else None
-
-
-def _rounded(value: float) -> float:
-    """To four digits: what the name of a run says is its value, bit for bit."""
-    return float(f"{value:.4g}")

@@ -64,12 +64,12 @@ def together(report: Mapping[str, Any]) -> float | None:
 
 
 def compared(report: Mapping[str, Any]) -> dict[str, str]:
-    """What each side is: the configs and text of the baseline, and the options that variants change."""
+    """What each arm is: the configs and text of the baseline, and the options that variants change."""
     base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
-    sides = {BASELINE: " ".join(filter(None, base))}
+    arms = {BASELINE: " ".join(filter(None, base))}
     for name, row in report["variants"].items():
-        sides[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
-    return {name: what or "see the plan" for name, what in sides.items()}
+        arms[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
+    return {name: what or "see the plan" for name, what in arms.items()}
 
 
 def design_lines(report: Mapping[str, Any]) -> list[str]:
@@ -218,17 +218,17 @@ def _with_interval(value: float, interval: Sequence[float] | None, digits: str =
 
 
 def tuning_lines(report: Mapping[str, Any]) -> list[str]:
-    """The optimum of each side, whether it is inside the grid, and what tuning took."""
+    """The optimum of each arm, whether it is inside the grid, and what tuning took."""
     tuning = report["tuning"]
     if tuning is None or not tuning["sides"]:
         return [] if tuning is None else [f"Tuning of {tuning['option']} has not ended."]
     optima = []
-    for name, side in tuning["sides"].items():
-        edge = "" if side["is_bracketed"] else ", not bracketed: at the edge of the grid"
-        best = "none, each value diverged" if side["best"] is None else f"{side['best']:g}"
-        vertices = [value for value in side["vertices"] if value is not None]
+    for name, arm in tuning["sides"].items():
+        edge = "" if arm["is_bracketed"] else ", not bracketed: at the edge of the grid"
+        best = "none, each value diverged" if arm["best"] is None else f"{arm['best']:g}"
+        vertices = [value for value in arm["vertices"] if value is not None]
         seeds = f", by seed {min(vertices):g} to {max(vertices):g}" if len(vertices) > 1 else ""
-        optima.append(f"{name} {best} (untuned {side['untuned']:g}{seeds}{edge})")
+        optima.append(f"{name} {best} (untuned {arm['untuned']:g}{seeds}{edge})")
     took = f"{tuning['runs']} runs took {shown_duration(tuning['run_seconds'])}"
     families = f"Untuned and tuned differences each have alpha {report['alpha']:g}; both together, up to twice that."
     return [f"Tuned {tuning['option']}: {', '.join(optima)}; {took}.", families]
@@ -243,7 +243,7 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     lines = matched_lines(report) + _unequal({BASELINE: report["baseline"], **report["variants"]})
     if cost["sides"]:
         rounds = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
-        times = [_cost_of_side(name, side) for name, side in cost["sides"].items()]
+        times = [_cost_of_arm(name, arm) for name, arm in cost["sides"].items()]
         where = f"{_other_programs(cost)} on {cost['machine']}, {cost['date']}"
         lines.append(f"Time and memory of a step: {'; '.join(times)}. {rounds}, {where}.")
     lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
@@ -267,9 +267,9 @@ def _other_programs(cost: Mapping[str, Any]) -> str:
     return "alone" if others < MOST_COMPANY else f"while other programs used {others:.1f} cores"
 
 
-def _cost_of_side(name: str, side: Mapping[str, Any]) -> str:
-    time = f"{milliseconds(side['step_s'])} ms" if name == BASELINE else time_in_words(side)
-    return f"{name} {time}" + ("" if side["peak_bytes"] is None else f", {side['peak_bytes'] / MIB:.4g} MiB")
+def _cost_of_arm(name: str, arm: Mapping[str, Any]) -> str:
+    time = f"{milliseconds(arm['step_s'])} ms" if name == BASELINE else time_in_words(arm)
+    return f"{name} {time}" + ("" if arm["peak_bytes"] is None else f", {arm['peak_bytes'] / MIB:.4g} MiB")
 
 
 def mean_loss(report: Mapping[str, Any], name: str) -> float | None:

@@ -1,4 +1,8 @@
-"""How the global batch of an optimizer step is divided among devices and micro-batches."""
+"""The global batch of an optimizer step: its default size, and how devices and micro-batches share it."""
+
+# Defaults of ``TokenDataModule``, which ``estimate`` and ``plan`` need without torch
+CONTEXT_LENGTH = 256  # tokens per row
+GLOBAL_BATCH_SIZE = 32  # rows per optimizer step
 
 
 def divisor(micro_batch_size: int | None, devices: int) -> str:

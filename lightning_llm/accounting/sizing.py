@@ -42,7 +42,8 @@ from typing import Any, NamedTuple
 from lightning_llm.accounting.counts import parameters_by_part, step_flops
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import UNMEASURED, Measured
-from lightning_llm.io.config_file import Section, merged
+from lightning_llm.io.config_file import Section, merged, value_at
+from lightning_llm.io.units import four_digits
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.schedules import SCHEDULES
@@ -222,9 +223,8 @@ def sizing_for(
 
 
 def _get(options: Any, name: str, default: Any = None) -> Any:
-    for key in name.split("."):
-        options = options.get(key) if isinstance(options, Mapping) else None
-    return default if options is None else options
+    value = value_at(options, name)
+    return default if value is None else value
 
 
 def _base_number(options: Section, name: str) -> int:
@@ -350,9 +350,9 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or lr
     factor = (old.hidden_size / new.hidden_size) ** (of_width if new.mup is None else 0)
     factor *= math.sqrt(old.num_hidden_layers / new.num_hidden_layers) * (batch / old_batch) ** of_batch
-    options[LR] = given_lr or _rounded(old_lr * factor)
+    options[LR] = given_lr or four_digits(old_lr * factor)
     if decay := arguments.get("weight_decay", decay):
-        options[DECAY] = _rounded(decay * old_lr * old_steps / (options[LR] * steps))
+        options[DECAY] = four_digits(decay * old_lr * old_steps / (options[LR] * steps))
     # what counts steps
     path, arguments = _class(run_options, "model.schedule", "")
     schedule = SCHEDULES.get(path.rpartition(".")[2]) if path.startswith("lightning_llm.") else None
@@ -370,7 +370,3 @@ def _class(options: Section, name: str, default: str) -> tuple[str, Section]:
     value = _get(options, name, default)
     path = value if isinstance(value, str) else _get(value, "class_path", default)
     return re.sub(r"^(lightning_llm\.optim|torch\.optim)\.[a-z]+\.", r"\1.", path), _get(value, "init_args", {})
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

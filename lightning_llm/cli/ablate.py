@@ -116,7 +116,8 @@ def run_ablate(arguments: Sequence[str]) -> int:
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of ``ablate``, and options of ``fit``: those with a dot, and the single ones."""
-    own, of_fit, rest = list[str](), list[str](), iter(arguments)
+    own, of_fit = list[str](), list[str]()
+    rest = iter(arguments)
     for argument in rest:
         name, equals, _ = argument.removeprefix("--").partition("=")
         is_own = name == "size" and own[:1] == ["extend"]
@@ -172,7 +173,8 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
     if options.experiment is not None:
         if options.baseline or options.vary:
             raise ValueError(f"--baseline and --vary are in place of a file: leave out {options.experiment}")
-        content, source, name = read_config(Path(options.experiment)), options.experiment, Path(options.experiment).stem
+        content, source = read_config(Path(options.experiment)), options.experiment
+        name = Path(options.experiment).stem
     elif not options.baseline or not options.vary:
         raise ValueError("give an experiment's FILE, or --baseline CONFIG and at least one --vary OPTION=VALUE")
     else:

@@ -13,7 +13,7 @@ import yaml
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.find_store import check_named_store
-from lightning_llm.io.config_file import config_path, parse_yaml, read_config
+from lightning_llm.io.config_file import config_path, parse_yaml, read_config, value_at
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.io.untrusted import file_name, shown
 from lightning_llm.model.config import ModelConfig
@@ -113,7 +113,7 @@ def set_length(trainer: Any, words: Sequence[str]) -> str:
     return f"without a config, a run has {DEFAULT_STEPS} steps: {advice}"
 
 
-def experiment_of(words: Sequence[str]) -> str:
+def experiment_name(words: Sequence[str]) -> str:
     """The name of a run: that of its last config file, or of the folder that a run's own config is in.
 
     A config that only says how to train, such as ``configs/ddp.yaml``, gives no name if another one does.
@@ -191,9 +191,7 @@ def given_option(words: Sequence[str], name: str) -> Any:
     if typed := option_values(words, f"--{name}"):
         return None if typed[-1] == "null" else typed[-1]
     for file in map(Path, reversed(configs_in(words))):
-        value: Any = read_config(file) if file.is_file() else {}
-        for key in name.split("."):
-            value = value.get(key, ABSENT) if isinstance(value, dict) else ABSENT
+        value = value_at(read_config(file), name, ABSENT) if file.is_file() else ABSENT
         if value is not ABSENT:
             return value
     return None

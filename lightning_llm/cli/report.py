@@ -19,6 +19,7 @@ from lightning_llm.cli.custom_classes import is_custom_class, path_of
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute, tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
+from lightning_llm.io.options import raise_all
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.training.callbacks.progress import StatusFile
@@ -26,7 +27,7 @@ from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.run_record import callback_of, write_summary
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
-from lightning_llm.training.preflight import Check, raise_all
+from lightning_llm.training.preflight import Check
 from lightning_llm.training.run_length import total_steps
 
 COMPILES = "the first step and the first validation wait until the {} compiled (mode {})"

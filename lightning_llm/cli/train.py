@@ -37,6 +37,7 @@ from lightning_llm.cli.process import interrupts, quieten
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
+from lightning_llm.io.options import raise_all
 from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
 from lightning_llm.runs.directory import CONFIG, JOB, MEMORY_PLAN
 from lightning_llm.runs.find import find_checkpoint, run_of, step_in
@@ -50,7 +51,6 @@ from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
-from lightning_llm.training.preflight import raise_all
 from lightning_llm.training.trainer import Trainer
 
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
@@ -117,7 +117,7 @@ class TrainingCLI(LightningCLI):
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
-        self.experiment, self._words = command_line.experiment_of(words), words
+        self.experiment, self._words = command_line.experiment_name(words), words
         try:
             words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
             self.config = parsing.parse(parser, words)

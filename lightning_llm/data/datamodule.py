@@ -20,15 +20,15 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_llm.accounting.global_batch import rows_per_micro_batch
+from lightning_llm.accounting.global_batch import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
 from lightning_llm.data import batches
 from lightning_llm.data.batches import EvalBatches, TrainBatches, WindowReader, limited_batches
-from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
+from lightning_llm.io.options import raise_all
 
 _SPLITS = {"fit": ("train", "val"), "validate": ("train", "val"), "test": ("test",), "predict": ()}
 
@@ -99,10 +99,9 @@ class TokenDataModule(LightningDataModule):
         self.document_mask = document_mask
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
-        if errors := list(self._option_errors()):
-            raise ValueError("; ".join(errors))
+        raise_all(self._option_problems())
 
-    def _option_errors(self) -> Iterator[str]:
+    def _option_problems(self) -> Iterator[str]:
         for name in ("context_length", "global_batch_size", "micro_batch_size", "eval_batch_size"):
             size = getattr(self, name)
             is_derived = size is None and name in ("micro_batch_size", "eval_batch_size")

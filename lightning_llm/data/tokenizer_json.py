@@ -5,18 +5,16 @@ expressions that try every way to match, replacements that double the text thirt
 
 1. allows a list of part types and fields (:func:`read_content`),
 2. limits how much longer all parts together may make a text,
-3. limits what all regular expressions together may cost (:func:`cost_of`),
+3. limits what all regular expressions together may cost (``data/regex_cost.py``),
 4. recognizes the tokenizers that we have faster code for (:func:`kind_of`).
 """
 
 import json
-import math
-import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from lightning_llm.io import schema
-from lightning_llm.io.schema import check, list_of, maybe, open_record, record, validate, whole
+from lightning_llm.data.regex_cost import RUN, Cost, cost_of
+from lightning_llm.io.schema import BOOL, Schema, check, list_of, maybe, open_record, record, validate, whole
 from lightning_llm.io.untrusted import MIB, parse_json, shown
 
 LARGEST_TOKENIZER = 48 * MIB  # Gemma's has 32
@@ -26,7 +24,6 @@ MOST_ADDED = 1 << 14  # tokens; the library takes 0.1 ms for each
 MOST_MERGES = 640_000  # Gemma has 580,604
 MOST_PARTS, MOST_GROWTH, LONGEST_TEXT, LONGEST_AFFIX, MOST = 64, 64, 2000, 64, 1000
 LONGEST_TOKEN = 1 << 12  # characters; the longest that `train_bpe` can learn
-RUN = 256  # length of the run of equal characters in which matches are counted
 MOST_WAYS = 32 * RUN  # the pattern of o200k has 1,500
 
 # These make few characters longer, at most 12 times in bytes, one after the other too: NFKD of U+FDFA has 33 bytes.
@@ -45,10 +42,6 @@ _PARTS = {
     "decoder": "ByteLevel Metaspace Fuse ByteFallback Replace Strip WordPiece BPEDecoder CTC Sequence",
 }
 _LISTS = ("normalizers", "pretokenizers", "decoders")
-_QUANTIFIER = re.compile(r"[*+?]|\{(\d*)(,?)(\d*)\}")
-_GROUP = re.compile(r"\((?:\?(?:[:=!>]|<[=!]|<[A-Za-z_]\w*>|[im]*(?:-[im]+)?:))?")
-_ESCAPE = re.compile(r"\\(?:[pPx]\{[^{}]*\}|u[0-9A-Fa-f]{4}|[dDwWsShHbBAzZGntrfveax0]|[^A-Za-z0-9])", re.DOTALL)
-_FLAGS = re.compile(r"\(\?i\)")
 
 
 def read_content(content: str) -> dict[str, Any]:
@@ -67,7 +60,7 @@ def read_content(content: str) -> dict[str, Any]:
         may_grow = True
         for part in (part for field in fields for part in _parts(parsed.get(field), field)):
             pattern, added = _pattern_of(part, name), str(part.get("content") or part.get("prepend") or "")
-            cost = cost_of(pattern) if pattern else _Cost()
+            cost = cost_of(pattern) if pattern else Cost()
             ways += inserted**2 * cost.alone if pattern else 0  # a search begins at each character of a run
             is_unicode, factor = part["type"] in _UNICODE, _growth(part, len(added.encode()), cost.takes)
             factor *= _OF_SPACES if part["type"] == "BertNormalizer" else 1
@@ -135,126 +128,6 @@ def _parts(part: Any, field: str) -> Iterable[dict[str, Any]]:
         yield part
 
 
-# ---- the cost of a regular expression
-
-
-class _Cost(NamedTuple):
-    """What a part of a pattern costs at one place of a run of :data:`RUN` equal characters.
-
-    Attributes:
-        ways: In which it matches, all of which are tried if what follows does not match.
-        alone: Of these, the ways that are tried if nothing follows that may not match.
-        steps: Of one way, other than the characters of the run.
-        is_sure: Whether it always matches, if only nothing.
-        takes: Whether each match has at least one character.
-    """
-
-    ways: float = 1
-    alone: float = 1
-    steps: float = 1
-    is_sure: bool = False
-    takes: bool = False
-
-
-_UNKNOWN = _Cost(math.inf, math.inf)
-
-
-def cost_of(pattern: str) -> _Cost:
-    """What a pattern costs; infinite for unsupported syntax, such as back-references.
-
-    Only a repeat before something that may not match is tried in all its ways: ``a+b`` has as many as the run is
-    long, ``a+a+b`` its square, but ``a+b*`` one. A search of a run of n characters takes at most n² / RUN x ``alone``.
-    """
-    flags = _FLAGS.match(pattern)  # elsewhere it changes what the bars divide
-    cost, end = _alternatives(pattern, flags.end() if flags else 0, 0)
-    return cost._replace(alone=cost.alone * max(1, cost.steps / MOST)) if end == len(pattern) else _UNKNOWN
-
-
-def _alternatives(pattern: str, place: int, depth: int) -> tuple[_Cost, int]:
-    """The cost of the alternatives that begin at a position, and their end."""
-    alternatives: list[list[_Cost]] = [[]]
-    while place < len(pattern) and pattern[place] != ")" and depth < 30:
-        if pattern[place] == "|":
-            alternatives.append([])
-            place += 1
-            continue
-        item, place = _repeated(pattern, *_item(pattern, place, depth))
-        alternatives[-1].append(item)
-    costs = [_sequence(items) for items in alternatives]
-    ways, alone, steps = (sum(each) for each in list(zip(*costs, strict=True))[:3])
-    return _Cost(ways, alone, steps, any(c.is_sure for c in costs), all(c.takes for c in costs)), place
-
-
-def _sequence(items: list[_Cost]) -> _Cost:
-    last = max((place for place, item in enumerate(items) if not item.is_sure), default=0)
-    tried = math.prod(item.ways for item in items[:last]) * math.prod(item.alone for item in items[last : last + 1])
-    alone = tried + sum(item.alone - 1 for item in items[last + 1 :])
-    ways, steps = math.prod(item.ways for item in items), sum(item.steps for item in items)
-    return _Cost(ways, alone, steps, all(item.is_sure for item in items), any(item.takes for item in items))
-
-
-def _item(pattern: str, place: int, depth: int) -> tuple[_Cost, int]:
-    unknown = _UNKNOWN, len(pattern)
-    if pattern[place] == "[":
-        return _class(pattern, place)
-    if pattern[place] == "\\":
-        escape = _ESCAPE.match(pattern, place)
-        return (_Cost(takes=escape[0][1] not in "bBAzZG"), escape.end()) if escape else unknown
-    if pattern[place] != "(":
-        return _Cost(takes=pattern[place] not in "^$"), place + 1
-    group = _GROUP.match(pattern, place)
-    if group is None or pattern[group.end() : group.end() + 1] == "?":
-        return unknown
-    cost, end = _alternatives(pattern, group.end(), depth + 1)
-    if pattern[end : end + 1] != ")":
-        return unknown
-    is_look = group[0].endswith(("=", "!"))  # a look behind must end at this place, so that all its ways are tried
-    return _Cost(cost.ways, cost.ways, cost.steps) if is_look else cost, end + 1
-
-
-def _class(pattern: str, place: int) -> tuple[_Cost, int]:
-    """Skips a character class, which may contain others."""
-    depth = 0
-    while place < len(pattern):
-        if pattern[place] == "\\":
-            escape = _ESCAPE.match(pattern, place)
-            if not escape:
-                break
-            place = escape.end() - 1
-        elif pattern[place] == "[":
-            if pattern[place + 1 : place + 2] == "]" or pattern[place + 1 : place + 3] == "^]":
-                break  # whether this bracket is literal depends on the dialect
-            depth += 1
-        elif pattern[place] == "]":
-            depth -= 1
-            if not depth:
-                return _Cost(takes=True), place + 1
-        place += 1
-    return _UNKNOWN, len(pattern)
-
-
-def _repeated(pattern: str, item: _Cost, place: int) -> tuple[_Cost, int]:
-    found = _QUANTIFIER.match(pattern, place)
-    if not found or found[0] in ("{}", "{,}"):
-        return item, place
-    place = found.end()
-    if found[0] == "?":
-        item = _Cost(item.ways + 1, item.alone + 1, item.steps, is_sure=True)
-    else:
-        low, high = (int((found[n] or "0")[:9]) for n in (1, 3))
-        is_open = found[0] in "*+" or (bool(found[2]) and not found[3])
-        most = RUN if is_open else max(low, high)
-        is_fixed = not is_open and not found[2]
-        ways = math.inf if item.ways > 1 or max(low, high) > MOST else 1.0 if is_fixed else float(max(1, most))
-        is_sure = found[0] == "*" or (found[0] != "+" and low == 0 and not is_fixed)
-        # a repeat of one way gives none of its characters back unless what follows does not match
-        alone, takes = 1.0 if ways < math.inf else ways, item.takes and (found[0] == "+" or low > 0)
-        item = _Cost(ways, alone, item.steps * max(1, low, high), is_sure, takes)
-    if found[0] in "*+?" and pattern[place : place + 1] in ("?", "+"):  # lazy, possessive
-        place += 1
-    return (_UNKNOWN if _QUANTIFIER.match(pattern, place) else item), place
-
-
 # ---- the schema of the file
 
 
@@ -289,7 +162,7 @@ _IDS = check(
 )
 _SCORES = check(f"pairs of token and score, and tokens of at most {MOST_BYTES} bytes in total", _are_scores)
 _ADDED = {"id": whole(0, MOST_IDS - 1), "content": check(f"a text of 1 to {LONGEST_TOKEN} characters", _is_token)}
-_ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), schema.BOOL)
+_ADDED |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), BOOL)
 _AFFIX = maybe(
     check(f"up to {LONGEST_AFFIX} characters", lambda text: _is_token(text, 0) and len(text) <= LONGEST_AFFIX)
 )
@@ -302,7 +175,7 @@ _MODEL = {
 _SMALL = check(f"at most {MOST_ADDED} values and texts of up to {LONGEST_TEXT} characters", _is_small)
 
 
-def _object(required: Mapping[str, schema.Schema], optional: Mapping[str, schema.Schema]) -> schema.Schema:
+def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> Schema:
     """A record whose other fields, which the library knows or ignores, are small."""
 
     def check(value: Any, name: str) -> Iterable[str]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_llm.generation.packed_step import FEWEST_STEPS, PackedStep, can_pack
 from lightning_llm.generation.sampling import Draws, Sampling, SamplingOptions, filter_logits, pick
+from lightning_llm.io.options import raise_all
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.transformer import Transformer
 
@@ -144,11 +145,10 @@ class Decoder:
             is_empty, got = prompts.dim() != 2 or 0 in prompts.shape, f"shape {tuple(prompts.shape)}"
         else:
             is_empty, got = not prompts or not all(map(len, prompts)), f"lengths {list(map(len, prompts))}"
-        errors = [f"input_ids must be (batch, seq) prompts of at least one token each, got {got}"] if is_empty else []
+        problems = [f"input_ids must be (batch, seq) prompts of at least one token each, got {got}"] if is_empty else []
         if max_new_tokens < 0:
-            errors.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
-        if errors:
-            raise ValueError("; ".join(errors))
+            problems.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+        raise_all(problems)
         self._model = cast(Transformer, getattr(model, "transformer", model))
         listed = prompts.tolist() if isinstance(prompts, Tensor) else prompts
         self.prompts = [[int(token) for token in row] for row in listed]

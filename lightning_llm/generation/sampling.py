@@ -17,6 +17,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from lightning_llm.io.options import raise_all
+
 _DRAWN_AT_ONCE = 64  # random numbers of a row: one call for each takes longer than making them
 
 
@@ -54,8 +56,7 @@ class Sampling:
             "repetition_penalty": ("above 0 and finite (1 changes nothing)", 0 < self.repetition_penalty < inf),
         }
         wrong = {name: accepted for name, (accepted, is_in_range) in ranges.items() if not is_in_range}
-        if wrong:
-            raise ValueError("; ".join(f"{name} must be {wrong[name]}, got {getattr(self, name)}" for name in wrong))
+        raise_all(f"{name} must be {accepted}, got {getattr(self, name)}" for name, accepted in wrong.items())
 
     @property
     def is_greedy(self) -> bool:

@@ -5,7 +5,7 @@ numbers of thousands of digits, large files.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -166,6 +166,15 @@ def merged(first: Section, second: Section) -> Section:
         else:
             options[name] = value
     return options
+
+
+def value_at(config: Any, name: str, default: Any = None) -> Any:
+    """The value of a dotted name, or the default if the config does not have the name."""
+    for part in name.split("."):
+        if not isinstance(config, Mapping) or part not in config:
+            return default
+        config = config[part]
+    return config
 
 
 def section_of(config: Section, name: str) -> Section:

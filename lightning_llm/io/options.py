@@ -1,7 +1,7 @@
-"""Options of dataclasses that say what they accept."""
+"""Options of dataclasses that say what they accept, and errors that list all that is wrong."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from lightning_llm.io.untrusted import is_number, shown
@@ -29,5 +29,10 @@ def option_faults(options: Any) -> Iterator[str]:
 
 def check_options(options: Any) -> None:
     """Raises a ValueError that lists all of :func:`option_faults`."""
-    if problems := list(option_faults(options)):
-        raise ValueError("; ".join(problems))
+    raise_all(option_faults(options))
+
+
+def raise_all(problems: Iterable[str]) -> None:
+    """Raise a ValueError that lists all problems, if there are any."""
+    if listed := list(problems):
+        raise ValueError("; ".join(listed))

@@ -1,4 +1,4 @@
-"""Sizes in bytes and times, as people write and read them."""
+"""Sizes in bytes, times, and rounded numbers, as people write and read them."""
 
 import math
 import re
@@ -8,6 +8,11 @@ from lightning_llm.io.untrusted import shown
 MIB, GIB = 2**20, 2**30
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def four_digits(value: float) -> float:
+    """A number rounded to four digits, so that its text has its value bit for bit."""
+    return float(f"{value:.4g}")
 
 
 def byte_size(text: str) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from lightning_llm.io.garbage import no_garbage_collection
+from lightning_llm.io.options import raise_all
 
 _DEVICES = ("cpu", "cuda")
 
@@ -113,14 +114,13 @@ def interleave(
         ValueError: For options out of range, all of them at once.
     """
     kind = torch.device(device).type
-    errors = [] if functions else ["functions must name at least one"]
-    errors += [] if rounds >= 1 else [f"rounds must be at least 1, got {rounds}"]
-    errors += [] if 1 <= least <= max(1, rounds) else [f"least must be between 1 and rounds, got {least}"]
-    errors += [] if warmup >= 0 else [f"warmup must be at least 0, got {warmup}"]
-    errors += [] if kind in _DEVICES else [f"device must be {' or '.join(_DEVICES)}, got {kind!r}"]
-    errors += [] if budget_s is None or budget_s > 0 else [f"budget_s must be above 0 or None, got {budget_s}"]
-    if errors:
-        raise ValueError("; ".join(errors))
+    problems = [] if functions else ["functions must name at least one"]
+    problems += [] if rounds >= 1 else [f"rounds must be at least 1, got {rounds}"]
+    problems += [] if 1 <= least <= max(1, rounds) else [f"least must be between 1 and rounds, got {least}"]
+    problems += [] if warmup >= 0 else [f"warmup must be at least 0, got {warmup}"]
+    problems += [] if kind in _DEVICES else [f"device must be {' or '.join(_DEVICES)}, got {kind!r}"]
+    problems += [] if budget_s is None or budget_s > 0 else [f"budget_s must be above 0 or None, got {budget_s}"]
+    raise_all(problems)
 
     start = time.perf_counter()
     for _ in range(warmup):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal
 
-from lightning_llm.io.options import number, option, option_faults
+from lightning_llm.io.options import number, option, option_faults, raise_all
 from lightning_llm.io.trust import refuse_custom
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.layers import configs_of_layers, layer_faults, layer_form_faults, normalized_layers
@@ -159,14 +159,13 @@ class ModelConfig:
         for kind in BUILT_IN:
             object.__setattr__(self, kind, normalized(by_path(kind, getattr(self, kind))))
         object.__setattr__(self, "layers", normalized_layers(self.layers))
-        faults = list(self._type_faults())
-        if not faults:
-            faults = list(self._size_faults())
-            if not faults:  # derived sizes make sense only from sound ones
+        problems = list(self._type_problems())
+        if not problems:
+            problems = list(self._size_problems())
+            if not problems:  # derived sizes make sense only from sound ones
                 self._fill_derived_sizes()
-            faults += [*self._shape_faults(), *self._option_faults()]
-        if faults := faults or list(self._magnitude_faults()) or list(layer_faults(self)):
-            raise ValueError("; ".join(faults))
+            problems += [*self._shape_problems(), *self._option_problems()]
+        raise_all(problems or list(self._magnitude_problems()) or layer_faults(self))
 
     @property
     def is_gated(self) -> bool:
@@ -221,14 +220,14 @@ class ModelConfig:
         head_dim, rest = divmod(self.hidden_size, self.num_attention_heads)
         derived = {
             "num_key_value_heads": self.num_attention_heads,
-            "head_dim": None if rest else head_dim,  # reported by _shape_faults
+            "head_dim": None if rest else head_dim,  # reported by _shape_problems
             "intermediate_size": 64 * math.ceil(self.hidden_size / 24) if self.is_gated else 4 * self.hidden_size,
         }
         for name, value in derived.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
-    def _type_faults(self) -> Iterator[str]:
+    def _type_problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value, (fits, expected) = getattr(self, field.name), KINDS.get(field.type, (None, ""))
             if fits and not fits(value):
@@ -237,7 +236,7 @@ class ModelConfig:
             yield from form_faults(kind, getattr(self, kind))
         yield from layer_form_faults(self.layers)
 
-    def _size_faults(self) -> Iterator[str]:
+    def _size_problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             most = field.metadata.get("most", MOST_SIZE)
@@ -247,7 +246,7 @@ class ModelConfig:
                 elif value > most:
                     yield f"{field.name} must be at most {most}, got {shown(value)}"
 
-    def _magnitude_faults(self) -> Iterator[str]:
+    def _magnitude_problems(self) -> Iterator[str]:
         """A typing mistake may make a model that no machine can hold: reported before counting it takes hours."""
         assert self.intermediate_size is not None
         assert self.head_dim is not None
@@ -264,7 +263,7 @@ class ModelConfig:
             given = ", ".join(f"{name} {getattr(self, name)}" for name in sizes)
             yield f"the model would have over {elements:.1e} parameters, more than {MOST_PARAMETERS:.0e}: lower {given}"
 
-    def _shape_faults(self) -> Iterator[str]:
+    def _shape_problems(self) -> Iterator[str]:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if self.head_dim is None and heads >= 1 and self.hidden_size % heads:
             yield (
@@ -284,7 +283,7 @@ class ModelConfig:
                 "dimensions of a head: it must be an even number of them, at least 2"
             )
 
-    def _attention_faults(self) -> Iterator[str]:
+    def _attention_problems(self) -> Iterator[str]:
         """What a built-in attention cannot have."""
         name, position = name_of(self.attention), name_of(self.position)
         if (built_in := BUILT_IN["attention"].get(name)) is None:
@@ -300,14 +299,14 @@ class ModelConfig:
         if built_in.positions and (PARTIAL_ROPE if is_partial else position) not in built_in.positions:
             yield f"attention {name!r} needs position {', or '.join(built_in.positions)}, got {position}"
 
-    def _option_faults(self) -> Iterator[str]:
-        faults = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
-        yield from (fault for of_kind in faults.values() for fault in of_kind)
+    def _option_problems(self) -> Iterator[str]:
+        problems = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
+        yield from (problem for of_kind in problems.values() for problem in of_kind)
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
-        if experts is not None and not faults["mlp"] and chosen > experts:
+        if experts is not None and not problems["mlp"] and chosen > experts:
             yield f"mlp.top_k {chosen} must be at most mlp.num_experts {experts}"
-        yield from self._attention_faults()
-        yield from self._level_faults()
+        yield from self._attention_problems()
+        yield from self._level_problems()
         if self.rope_scaling is not None:
             yield from scaling_faults(self.rope_scaling)
             if self.position != "rope":
@@ -319,7 +318,7 @@ class ModelConfig:
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
         yield from option_faults(self)
 
-    def _level_faults(self) -> Iterator[str]:
+    def _level_problems(self) -> Iterator[str]:
         given = self.checkpoint_level
         levels = _as_list(given)
         if any(level not in CHECKPOINT_LEVELS for level in levels):

@@ -208,7 +208,7 @@ def part_faults(kind: str, part: Part) -> Iterator[str]:
     """An unknown name, or an argument that a built-in part does not take."""
     name, given, known = name_of(part), arguments_of(part), BUILT_IN[kind]
     if name in known:
-        yield from _option_faults(kind, name, known[name].options, given)
+        yield from _option_problems(kind, name, known[name].options, given)
     elif "." not in name or not is_custom(name):
         yield (
             f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, "
@@ -218,7 +218,7 @@ def part_faults(kind: str, part: Part) -> Iterator[str]:
         yield f"{kind}.init_args of {shown(name)} must be plain values, at most {MOST_ARGUMENTS}, got {shown(given)}"
 
 
-def _option_faults(kind: str, name: str, options: Mapping[str, Option], given: dict[str, Any]) -> Iterator[str]:
+def _option_problems(kind: str, name: str, options: Mapping[str, Option], given: dict[str, Any]) -> Iterator[str]:
     for argument, value in given.items():
         if argument not in options:
             takes = f"it takes {', '.join(options)}" if options else "it takes none"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_llm.io.options import raise_all
 from lightning_llm.io.untrusted import is_number, shown
 
 AVERAGES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")  # of the shape of their parameter
@@ -123,13 +124,11 @@ class GroupOptimizer(Optimizer, abc.ABC):
                     state[average] = state[average].to(STATE_DTYPES[options["state_dtype"]] or param.dtype)
 
     def _check_options(self, group: Group) -> None:
-        problems = [
+        raise_all(
             f"{name} must be {expected}, got {group[name]!r}"
             for name, (fits, expected) in self.checks.items()
             if name in group and not fits(group[name])
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
+        )
 
 
 def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) -> list[str]:

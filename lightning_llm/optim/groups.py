@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_llm.io.options import check_options, option
+from lightning_llm.io.options import check_options, option, raise_all
 from lightning_llm.optim.base import Group as Group
 from lightning_llm.optim.base import group_by, is_not_negative
 
@@ -143,8 +143,7 @@ def check_coverage(module: nn.Module, groups: Iterable[Group]) -> None:
     repeated = [names.get(param, "a parameter from elsewhere") for param, count in counts.items() if count > 1]
     problems = [f"in no parameter group: {', '.join(missing)}"] if missing else []
     problems += [f"in more than one parameter group: {', '.join(repeated)}"] if repeated else []
-    if problems:
-        raise ValueError("; ".join(problems))
+    raise_all(problems)
 
 
 def _labels(module: nn.Module, heads: Collection[str]) -> dict[nn.Parameter, list[str]]:

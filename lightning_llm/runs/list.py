@@ -16,7 +16,7 @@ from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, SUMMARY
 from lightning_llm.runs.lock import RunLock, is_locked
 from lightning_llm.runs.names import find_runs, identity_of, option_columns, run_folders
-from lightning_llm.runs.status import FINISHED, read_summary, state_of
+from lightning_llm.runs.status import FINISHED, read_summary, run_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def look_at(path: Path, folder: Path) -> ListedRun:
         path: Its directory.
         folder: The folder that the user has named, in which it was found.
     """
-    state, entries = state_of(path), list(_entries(path))
+    state, entries = run_state(path), list(_entries(path))
     is_held, loss = is_locked(path), state.val_loss
     if state.words == FINISHED:
         with suppress(ValueError, OSError):  # a damaged summary
@@ -95,7 +95,7 @@ def with_differences(rows: list[ListedRun]) -> list[ListedRun]:
 
 def is_useless(run: Path) -> bool:
     """Whether a run has ended without a result and without a checkpoint."""
-    has_config, state = (run / CONFIG).is_file(), state_of(run)
+    has_config, state = (run / CONFIG).is_file(), run_state(run)
     return has_config and state.has_ended and not any(_is_worth_keeping(path, run) for path, _ in _entries(run))
 
 

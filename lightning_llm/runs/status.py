@@ -61,14 +61,14 @@ def write_status(run: Path, status: str, *, step: int, val_loss: float | None = 
 
 def unfinished(run: Path) -> str | None:
     """The status of a run without a result, in words; ``None`` if it has finished."""
-    state = state_of(run)
+    state = run_state(run)
     if state.words == FINISHED:
         return None
     words = state.words + ("; no checkpoint" if state.step is None else f"; step {state.step}")
     return words + ("" if state.val_loss is None else f", last validation loss {state.val_loss:.4f}")
 
 
-def state_of(run: Path) -> RunState:
+def run_state(run: Path) -> RunState:
     """What ``status.json`` and the names of the other files say about a run."""
     facts: dict[str, Any] = {}
     with suppress(OSError, ValueError):

@@ -67,7 +67,7 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class SpreadBySize:
     """The standard deviation of a pair's difference as a function of the size: log-linear in x."""
 
     log_sd: float
@@ -75,12 +75,13 @@ class Spread:
     freedom: float
 
     @classmethod
-    def of(cls, sizes: Sequence[AtSize]) -> "Spread":
+    def of(cls, sizes: Sequence[AtSize]) -> "SpreadBySize":
         """Fitted to all variants, the null variant among them; sizes whose differences are all equal say nothing."""
         varying = [size for size in sizes if size.sd > 0]
         if not varying:
             return cls(-math.inf, 0.0, 1.0)
-        x, freedom = np.array([size.x for size in varying]), np.array([size.pairs - 1.0 for size in varying])
+        x = np.array([size.x for size in varying])
+        freedom = np.array([size.pairs - 1.0 for size in varying])
         # the mean of log s is below log σ
         logs = np.log([size.sd for size in varying]) - (special.digamma(freedom / 2) - np.log(freedom / 2)) / 2
         weights = freedom / freedom.sum()
@@ -94,7 +95,7 @@ class Spread:
         return math.exp(self.log_sd + self.slope * x)
 
 
-def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) -> Prediction:
+def predict(sizes: Sequence[AtSize], spread: SpreadBySize, target: float, pairs: int) -> Prediction:
     """The difference at a target.
 
     Args:
@@ -116,7 +117,8 @@ def predict(sizes: Sequence[AtSize], spread: Spread, target: float, pairs: int) 
         times = f"{4 ** (target - xs[-1]):.3g} times the compute of the largest size"
         raise ValueError(f"the target has {times}, expected at most {4**MOST_BEYOND:g} times: nothing predicts further")
     start = xs[0]
-    x, means = np.array([size.x - start for size in sizes]), np.array([size.mean for size in sizes])
+    x = np.array([size.x - start for size in sizes])
+    means = np.array([size.mean for size in sizes])
     errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
     fits = sorted((fit_curve(x, means, errors, target - start, ratio) for ratio in RATIOS), key=lambda fit: fit.misfit)
     max_misfit = (len(sizes) - 2) * stats.f.isf(REJECTED, len(sizes) - 2, spread.freedom)

@@ -65,7 +65,8 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
     """
     if not SPREADS[0] <= sd <= SPREADS[1]:
         raise ValueError(f"the spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {sd:g}")
-    rng, sums = np.random.default_rng(0), _Sums.none(PATHS)
+    rng = np.random.default_rng(0)
+    sums = _Sums(0, np.zeros(PATHS), np.zeros(PATHS))
     words = np.full(PATHS, _WORDS.index(UNDECIDED))
     pairs = np.zeros(PATHS)
     half_width = np.zeros(PATHS)
@@ -141,10 +142,6 @@ class _Sums:
     pairs: int
     total: Any
     squares: Any
-
-    @classmethod
-    def none(cls, comparisons: int) -> "_Sums":
-        return cls(0, np.zeros(comparisons), np.zeros(comparisons))
 
     def extended(self, rng: np.random.Generator, added: int, difference: float, sd: float) -> "_Sums":
         comparisons, pairs = len(self.total), self.pairs

@@ -95,9 +95,10 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, float]:
 def skewness(differences: ArrayLike) -> float | None:
     """The adjusted skewness ``G₁`` (Joanes and Gill 1998); ``None`` for few pairs, or if they do not vary."""
     values = np.asarray(differences, dtype=np.float64)
-    if (pairs := len(values)) < SKEWED_FROM or not (spread := float(values.std())):
+    pairs = len(values)
+    if pairs < SKEWED_FROM or not values.std():
         return None
-    third = float(np.mean((values - values.mean()) ** 3)) / spread**3
+    third = float(np.mean((values - values.mean()) ** 3)) / float(values.std()) ** 3
     return third * math.sqrt(pairs * (pairs - 1)) / (pairs - 2)
 
 

@@ -70,7 +70,7 @@ class Noise:
         return cls(estimates.sd_interval(sd, pairs), of_correlation, seeds, of_seeds)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What the runs of a variant say, compared with those of the baseline.
 
@@ -101,24 +101,24 @@ class Verdict:
 
     verdict: str
     direction: str
-    size: str | None
+    size: str | None = None
     sentence: str
     has_ended: bool
     pairs: int
-    difference: float | None
-    interval: tuple[float, float] | None
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
     level: float
-    critical: float | None
-    p: float | None
-    p_adjusted: float | None
-    sd: float | None
-    correlation: float | None
-    noise: Noise | None
-    robust: Robust | None
+    critical: float | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    sd: float | None = None
+    correlation: float | None = None
+    noise: Noise | None = None
+    robust: Robust | None = None
     diverged: int
     baseline_diverged: int
-    p_diverged: float | None
-    rule: str | None
+    p_diverged: float | None = None
+    rule: str | None = None
     note: str
     warnings: list[str]
 
@@ -199,6 +199,9 @@ class _Case:
             sentence=sentence,
             has_ended=has_ended,
             pairs=len(self.sample.variant) if self.sample.is_paired else 0,
+            difference=self.difference,
+            interval=self.interval,
+            level=1 - self.design.level,
             **self._t_test(),
             **self._pairs(),
             diverged=self.counts.lost,
@@ -221,12 +224,11 @@ class _Case:
         return is_shown and self.counts.direction != NOT_SHOWN and not contradicts
 
     def _t_test(self) -> dict[str, Any]:
-        """The numbers of the t test; without an estimate, they are ``None``."""
-        numbers = {"difference": self.difference, "interval": self.interval, "level": 1 - self.design.level}
+        """The numbers of the t test; none without an estimate."""
         if self.estimate is None or self.rule is None:
-            return numbers | dict.fromkeys(("critical", "p", "p_adjusted", "sd", "rule"))
+            return {}
         p_of_looks = float(self.rule.p(self.estimate.t()))
-        return numbers | {
+        return {
             "critical": None if self.interval is None else self.rule.critical(self.design.level),
             "p": self.estimate.p,
             "p_adjusted": min(1.0, p_of_looks * self.alpha / self.design.level),
@@ -235,9 +237,9 @@ class _Case:
         }
 
     def _pairs(self) -> dict[str, Any]:
-        """What the single pairs say; without an estimate from pairs, it is ``None``."""
+        """What the single pairs say; nothing without an estimate from pairs."""
         if self.estimate is None or self.robust is None:
-            return dict.fromkeys(("correlation", "noise", "robust"))
+            return {}
         baseline, variant = (side.tolist() for side in self.sides)
         correlation = estimates.correlation(baseline, variant)
         noise = Noise.of(baseline, variant, self.estimate.sd, correlation)

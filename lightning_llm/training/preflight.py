@@ -5,7 +5,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_llm.accounting.global_batch import divisor
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
+from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import decimal_size
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
@@ -52,12 +53,6 @@ class Check(NamedTuple):
     fault: str = ""
 
 
-def raise_all(errors: Iterable[str]) -> None:
-    """Raise a ``ValueError`` that lists all errors, if there are any."""
-    if listed := list(errors):
-        raise ValueError("; ".join(listed))
-
-
 # ---- options of the trainer, before it is made
 
 
@@ -71,17 +66,17 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[Any]) -> None:
     Raises:
         ValueError: With every error.
     """
-    errors = [
+    problems = [
         f"trainer.{name} must be at least {least}, got {options[name]}: {meaning}"
         for name, (least, meaning) in LEAST.items()
         if isinstance(options.get(name), int | float) and options[name] < least
     ]
     if options.get("val_check_interval") == 0:
-        errors.append(
+        problems.append(
             "trainer.val_check_interval must be a number of steps above 0 or a fraction above 0, at most 1.0, got 0: "
             "for no validation set trainer.limit_val_batches to 0"
         )
-    raise_all([*errors, *_accumulation_errors(callbacks)])
+    raise_all([*problems, *_accumulation_problems(callbacks)])
 
 
 def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
@@ -107,9 +102,10 @@ def check_setup(model: Any, trainer: Any) -> None:
     Raises:
         ValueError: With every error.
     """
-    data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
-    errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
-    raise_all([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
+    data = getattr(trainer, "datamodule", None)
+    problems = [*_compile_problems(model, trainer), *_tf32_problems(trainer)]
+    problems += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
+    raise_all([*problems, *(_accumulation_problems(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
 
 
 def check_batch(batch: Any) -> None:
@@ -123,14 +119,14 @@ def check_batch(batch: Any) -> None:
         raise ValueError(f"a batch of the data must be a dict with input_ids and targets, got {got}")
 
 
-def _compile_errors(model: Any, trainer: Any) -> Iterator[str]:
+def _compile_problems(model: Any, trainer: Any) -> Iterator[str]:
     if model.compile_scope == "model" and model.compile_mode is None:
         yield "model.compile_scope model compiles nothing while model.compile_mode is null: set it, such as to default"
     elif model.compile_scope == "model" and isinstance(trainer.strategy, ModelParallelStrategy):
         yield "model.compile_scope model is not for FSDP2, which gathers the weights block by block: use blocks"
 
 
-def _accumulation_errors(callbacks: Sequence[Any]) -> Iterator[str]:
+def _accumulation_problems(callbacks: Sequence[Any]) -> Iterator[str]:
     if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
         yield (
             "trainer.callbacks: GradientAccumulationScheduler would change the micro-batches of a step, and with them "
@@ -218,7 +214,8 @@ def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     """What ``torch.compile`` needs at the first step."""
     mode = getattr(model, "compile_mode", None)
-    yield from (Check("compiled", f"as one: {model.compile_scope}", error) for error in _compile_errors(model, trainer))
+    for problem in _compile_problems(model, trainer):
+        yield Check("compiled", f"as one: {model.compile_scope}", problem)
     if mode is None:
         return
     if trainer.strategy.root_device.type == "cuda":
@@ -278,12 +275,12 @@ def _batch(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> 
 def _precision(trainer: Any) -> Check:
     device, precision = trainer.strategy.root_device, str(trainer.precision)
     lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True)
-    errors = [f"trainer.precision {precision}: this GPU lacks bf16"] if lacks_bf16 and precision[:4] == "bf16" else []
+    problems = [f"trainer.precision {precision}: this GPU lacks bf16"] if lacks_bf16 and precision[:4] == "bf16" else []
     finding = f"{precision}{', TF32' if trainer.tf32 else ''} on {device.type}"
-    return Check("precision", finding, "; ".join([*errors, *_tf32_errors(trainer)]))
+    return Check("precision", finding, "; ".join([*problems, *_tf32_problems(trainer)]))
 
 
-def _tf32_errors(trainer: Any) -> Iterator[str]:
+def _tf32_problems(trainer: Any) -> Iterator[str]:
     if not getattr(trainer, "tf32", None):
         return
     device = trainer.strategy.root_device

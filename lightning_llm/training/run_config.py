@@ -12,11 +12,11 @@ from typing import cast
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
+from lightning_llm.accounting.global_batch import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import STATE_BYTES, STATE_PER_PARAMETER, UNMEASURED, Measured, StepSettings
 from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
-from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.io.config_file import (
     MOST,
     Section,

@@ -18,7 +18,7 @@ from lightning_llm.ablate.ladder_report import (
 )
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.statistics.extrapolation import AtSize, Spread, predict
+from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, predict
 from tests.ablate.conftest import COMPUTES, frozen, train_size, work
 
 
@@ -41,7 +41,7 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
         for row in (*each["variants"].values(), each["aa"]["null"])
     ]
     own = [at for at, name in zip(every, ["same", "gone", "turned", "null"] * 3, strict=True) if name == "same"]
-    expected = predict(own, Spread.of(every), 13.0, 4)
+    expected = predict(own, SpreadBySize.of(every), 13.0, 4)
     found = report["ladder"]["same"]
     assert found["interval"] == pytest.approx(list(expected.interval))
     assert found["prediction_interval"] == pytest.approx(list(expected.prediction_interval))

@@ -9,7 +9,7 @@ import pytest
 from lightning_llm.ablate import child, local
 from lightning_llm.ablate.curves import curves_of
 from lightning_llm.ablate.next_runs import Added, RunKey
-from lightning_llm.ablate.page import page_of
+from lightning_llm.ablate.page import sections_of
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment, losses_of
 from lightning_llm.ablate.worker import work
@@ -97,4 +97,4 @@ def test_progress_counts_the_pairs_that_are_added(experiment):
     )
     report = report_of(load_experiment(plan.out))
     assert (report["looks"], report["tested_after"]) == ([4], [4, 6])
-    assert "tested after 4 and 6 pairs" in page_of(report, curves_of(load_experiment(plan.out)))
+    assert "tested after 4 and 6 pairs" in "".join(sections_of(report, curves_of(load_experiment(plan.out))))

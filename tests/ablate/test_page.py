@@ -3,7 +3,7 @@
 import re
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.page import page_of
+from lightning_llm.ablate.page import sections_of
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from tests.ablate.test_curves import PACES, curves_with
@@ -31,5 +31,5 @@ def test_the_page_compares_with_the_delta_of_the_experiment(done):
     for name, pace in PACES.items():
         report["cost"]["sides"][name] |= pace | dict.fromkeys(("step_p20_s", "step_p80_s"), pace["step_s"])
     curves = curves_with(20, 60, 100)  # off by about 0.008
-    assert "<td>1</td><td>–</td></tr>" in row_of(page_of(report, curves), "a")
-    assert "<td>1</td><td>-0." in row_of(page_of(report | {"delta": 0.1}, curves), "a")
+    assert "<td>1</td><td>–</td></tr>" in row_of("".join(sections_of(report, curves)), "a")
+    assert "<td>1</td><td>-0." in row_of("".join(sections_of(report | {"delta": 0.1}, curves)), "a")

@@ -22,7 +22,7 @@ from lightning_llm.ablate.options import folder_name, varied
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
 from lightning_llm.ablate.stream import STREAM, Stream, folder_of
-from lightning_llm.runs.status import FINISHED, state_of
+from lightning_llm.runs.status import FINISHED, run_state
 from tests.ablate.test_experiment import ROOT
 from tests.cli.conftest import CONFIG
 from tests.cli.test_ablate import OWN_MLP, the_line
@@ -267,7 +267,7 @@ def test_the_text_of_a_stream_stays_too(folder, trainer, capsys):
 def finished_at(stream):
     """When each run of a stream has written its result."""
     summaries = Path(stream).glob("ideas/*/runs/*/summary.json")
-    return {path: path.stat().st_mtime_ns for path in summaries if state_of(path.parent).words == FINISHED}
+    return {path: path.stat().st_mtime_ns for path in summaries if run_state(path.parent).words == FINISHED}
 
 
 @pytest.mark.slow

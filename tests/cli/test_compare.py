@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.comparison import METRICS, THREADS_DIFFER, group_runs, results_of
+from lightning_llm.ablate.comparison import METRICS, THREADS_DIFFER, group_runs, metric_values
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import report_of
@@ -169,7 +169,7 @@ def test_peak_memory_comes_from_the_curves_where_the_summary_has_none(tmp_path):
     with SummaryWriter(run) as writer:
         for name, value in (("memory/forward_peak_gib", 0.5), ("memory/backward_peak_gib", 0.75), ("memory/x_gib", 9)):
             writer.add_scalar(name, value, 1)
-    assert results_of(run, read_summary(run, METRICS))["peak_memory_gib"] == pytest.approx(0.75)
+    assert metric_values(run, read_summary(run, METRICS))["peak_memory_gib"] == pytest.approx(0.75)
 
 
 def test_runs_of_the_command_line_are_compared(tiny, capsys):
@@ -561,4 +561,4 @@ def test_a_run_says_how_it_ended(tiny, monkeypatch):
 
 def test_older_summaries_with_infinity_are_read(tmp_path):
     run = make(tmp_path / "a", val_loss=float("inf"))
-    assert results_of(run, read_summary(run, METRICS)) == {"seconds": 10.0}
+    assert metric_values(run, read_summary(run, METRICS)) == {"seconds": 10.0}

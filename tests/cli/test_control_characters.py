@@ -13,7 +13,7 @@ import yaml
 from tqdm import tqdm
 
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
-from lightning_llm.cli.command_line import experiment_of
+from lightning_llm.cli.command_line import experiment_name
 from lightning_llm.cli.process import Printable
 from lightning_llm.io.untrusted import ESCAPE
 
@@ -130,7 +130,7 @@ def test_the_folder_of_a_run_is_in_the_root_whatever_the_config_is_called(tmp_pa
     for name in ("...yaml", "..yaml", f"{EVIL}.yaml", "漢" * 80 + ".yaml"):
         path = tmp_path / name
         path.write_text("model: {}")
-        experiment = experiment_of(["fit", "--config", str(path)])
+        experiment = experiment_name(["fit", "--config", str(path)])
         assert (tmp_path / experiment).resolve().parent == tmp_path
         assert not OBEYED.search(experiment)
 

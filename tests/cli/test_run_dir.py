@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.runs.status import state_of
+from lightning_llm.runs.status import run_state
 
 RUN = Path("made/mlp=relu,seed=3")
 NAMED = {"trainer.run_dir": str(RUN)}
@@ -29,5 +29,5 @@ def test_a_run_is_in_the_folder_that_it_names_and_resumes_there(tiny, capsys, er
 def test_a_run_whose_loss_is_nan_has_diverged(tiny):
     with pytest.raises(SystemExit):
         tiny("fit", **NAMED, **{"model.optimizer": "SGD", "model.optimizer.lr": 1e30})
-    assert state_of(RUN).words.startswith("diverged (")
-    assert state_of(RUN).has_ended
+    assert run_state(RUN).words.startswith("diverged (")
+    assert run_state(RUN).has_ended

@@ -13,6 +13,7 @@ from lightning_llm.io.config_file import (
     read_config,
     section_of,
     text_of,
+    value_at,
     whole_of,
 )
 
@@ -192,6 +193,7 @@ def test_values_by_their_dotted_names():
     }
     assert section_of(config, "a.b") == config["a"]["b"]
     assert section_of(config, "a.f") == section_of(config, "a.z") == {}
+    assert (value_at(config, "a.b.c"), value_at(config, "a.b.e", 7), value_at(config, "a.b.c.d", 7)) == (3, None, 7)
     assert (whole_of(config, "a.b.c"), whole_of(config, "a.b.z", 7)) == (3, 7)
     assert (text_of(config, "a.b.d"), text_of(config, "a.b.e", "default")) == ("x", "default")
     assert class_of(config, "g", "none") == ("my.Own", arguments)

@@ -2,7 +2,16 @@
 
 import pytest
 
-from lightning_llm.io.units import byte_size, decimal_size, duration, short_mib, shown_duration, shown_mib, shown_size
+from lightning_llm.io.units import (
+    byte_size,
+    decimal_size,
+    duration,
+    four_digits,
+    short_mib,
+    shown_duration,
+    shown_mib,
+    shown_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -10,6 +19,10 @@ from lightning_llm.io.units import byte_size, decimal_size, duration, short_mib,
 )
 def test_durations_have_their_unit(seconds, words):
     assert shown_duration(seconds) == words
+
+
+def test_a_rounded_number_is_what_its_text_says():
+    assert [four_digits(value) for value in (0.00123456, 12344.9, -2.0)] == [0.001235, 12340.0, -2.0]
 
 
 def test_sizes_are_read_with_their_unit_and_shown_in_one_that_suits_them():

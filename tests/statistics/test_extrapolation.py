@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_llm.statistics.extrapolation import RATIOS, AtSize, Spread, answer, predict
+from lightning_llm.statistics.extrapolation import RATIOS, AtSize, SpreadBySize, answer, predict
 
 
 def sizes_of(means, sd=0.006, pairs=8):
@@ -17,7 +17,7 @@ def test_one_curve_is_a_weighted_regression(monkeypatch):
     monkeypatch.setattr("lightning_llm.statistics.extrapolation.RATIOS", (1.0,))
     means = [-0.03, -0.022, -0.019, -0.01]
     sizes = sizes_of(means)
-    spread = Spread(math.log(0.006), 0.0, 56.0)
+    spread = SpreadBySize(math.log(0.006), 0.0, 56.0)
     found = predict(sizes, spread, 4.0, 8)
     slope, intercept = np.polyfit(range(4), means, 1)
     assert found.mean == pytest.approx(intercept + 4 * slope)
@@ -33,7 +33,7 @@ def test_a_curve_of_the_family_is_continued(ratio):
     def curve(x):
         return -0.03 + 0.01 * (x if ratio == 1 else (1 - ratio**x) / (1 - ratio))
 
-    found = predict(sizes_of([curve(x) for x in range(4)], sd=1e-6), Spread(math.log(1e-6), 0.0, 56.0), 5.0, 8)
+    found = predict(sizes_of([curve(x) for x in range(4)], sd=1e-6), SpreadBySize(math.log(1e-6), 0.0, 56.0), 5.0, 8)
     assert found.ratios == (ratio,)
     assert found.mean == pytest.approx(curve(5))
     assert found.interval[0] < curve(5) < found.interval[1]
@@ -41,7 +41,7 @@ def test_a_curve_of_the_family_is_continued(ratio):
 
 def test_places_count_from_the_smallest_size():
     means = [-0.03, -0.02, -0.015]
-    spread = Spread(math.log(0.006), 0.0, 42.0)
+    spread = SpreadBySize(math.log(0.006), 0.0, 42.0)
     near = predict(sizes_of(means), spread, 3.0, 8)
     far = predict([AtSize(size.x + 20, size.mean, size.sd, size.pairs) for size in sizes_of(means)], spread, 23.0, 8)
     assert far.interval == pytest.approx(near.interval)
@@ -50,11 +50,11 @@ def test_places_count_from_the_smallest_size():
 def test_the_spread_is_log_linear_and_without_the_bias_of_a_logarithm():
     rng = np.random.default_rng(0)
     drawn = [AtSize(x, 0.0, 0.01 * 0.8**x * math.sqrt(rng.chisquare(3) / 3), 4) for x in range(4) for _ in range(2000)]
-    spread = Spread.of(drawn)
+    spread = SpreadBySize.of(drawn)
     assert spread.at(0) == pytest.approx(0.01, rel=0.02)
     assert spread.at(5) == pytest.approx(0.01 * 0.8**5, rel=0.05)
     assert spread.freedom == 3 * 8000
-    assert Spread.of([AtSize(0, 0, 0.0, 4)]).at(0) == 0
+    assert SpreadBySize.of([AtSize(0, 0, 0.0, 4)]).at(0) == 0
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_the_spread_is_log_linear_and_without_the_bias_of_a_logarithm():
 )
 def test_what_cannot_be_predicted(sizes, target, says):
     with pytest.raises(ValueError, match=says):
-        predict(sizes, Spread(-5.0, 0.0, 20.0), target, 8)
+        predict(sizes, SpreadBySize(-5.0, 0.0, 20.0), target, 8)
 
 
 def test_equal_differences_have_no_interval():
     with pytest.raises(ValueError, match="all differences are equal"):
-        predict(sizes_of([0, 0, 0], sd=0.0), Spread.of(sizes_of([0, 0, 0], sd=0.0)), 3.0, 8)
+        predict(sizes_of([0, 0, 0], sd=0.0), SpreadBySize.of(sizes_of([0, 0, 0], sd=0.0)), 3.0, 8)
 
 
 @pytest.mark.parametrize(

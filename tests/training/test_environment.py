@@ -106,7 +106,7 @@ def test_tf32_is_switched_in_each_process_and_recorded(monkeypatch):
         environment.switch_tf32(trainer(asked))
         assert torch.get_float32_matmul_precision() == expected
         assert environment.environment_of(trainer(asked))["tf32"] is (expected == "high")
-        errors = list(preflight._tf32_errors(trainer(asked)))
+        errors = list(preflight._tf32_problems(trainer(asked)))
         assert errors == ([f"{NEEDS}, got Tesla V100-SXM2-32GB: leave it out"] if asked else [])
     environment.switch_tf32(None)  # validate() without a trainer of ours
 

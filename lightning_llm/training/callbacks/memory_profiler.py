@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.io import charts
 from lightning_llm.io.atomic import atomic_path, write_json, write_text
+from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import GIB
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import gauge_for
@@ -22,7 +23,6 @@ from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.callbacks.memory_advice import describe_failure
 from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, step_report
 from lightning_llm.training.distributed import host_group
-from lightning_llm.training.preflight import raise_all
 
 FOLDER = "memory"
 HISTORY = 200_000  # allocations that the snapshot records, with the stack of each

@@ -15,11 +15,11 @@ from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.generation.decoding import NaNLogits
 from lightning_llm.io.console import Console
+from lightning_llm.io.options import raise_all
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.metrics import SAMPLES
-from lightning_llm.training.preflight import raise_all
 from lightning_llm.training.schedule_free import evaluated
 
 LEAST = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
