@@ -18,7 +18,7 @@ from lightning_llm.model.parts import window_of_layer
 from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.dispatch import matmul_dtype
-from lightning_llm.ops.score_mod_attention import Change, score_mod_attention
+from lightning_llm.ops.score_mod_attention import ScoreMod, score_mod_attention
 from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -148,10 +148,12 @@ def attend(
     if context.cache is not None and keys > seq:
         key, value, mask, window = _after_cache(key, value, context, seq, window)
     if softcap is not None or context.position.has_score_bias or (window is not None and dropout):
-        change = _score_mod(context, keys - key.shape[-2], keys, softcap)
-        seen = mask if context.cache is not None and isinstance(mask, Tensor) else None
-        start = None if context.spans is None else context.spans.start
-        return score_mod_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
+        score_mod = _score_mod(context, keys - key.shape[-2], keys, softcap)
+        visible = mask if context.cache is not None and isinstance(mask, Tensor) else None
+        span_start = None if context.spans is None else context.spans.start
+        return score_mod_attention(
+            query, key, value, score_mod, window=window, span_start=span_start, visible=visible, dropout=dropout
+        )
     if window is not None:
         mask = context.shared.get(f"window {window}") or spans_of_window(context, window, len(query), seq)
     if isinstance(mask, Spans):
@@ -179,17 +181,18 @@ def _after_cache(
         return key, value, context.mask, None
     if new == 1 and window is not None and context.mask is None:
         return key[:, :, -window:], value[:, :, -window:], None, None
-    return key, value, _seen(context, new, key.shape[-2], window), None
+    return key, value, _visible(context, new, key.shape[-2], window), None
 
 
-def _seen(context: Context, new: int, keys: int, window: int | None) -> Tensor:
+def _visible(context: Context, new: int, keys: int, window: int | None) -> Tensor:
     """Which positions of a cache the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
     assert context.cache is not None
-    own, place = context.cache.positions(new), torch.arange(keys, device=context.positions.device)
-    seen = place <= own[..., None]
+    positions = context.cache.positions(new)[..., None]
+    key_positions = torch.arange(keys, device=context.positions.device)
+    visible = key_positions <= positions
     if window is not None:
-        seen = seen & (place > own[..., None] - window)
-    return seen if seen.dim() == 2 else seen[:, None]
+        visible = visible & (key_positions > positions - window)
+    return visible if visible.dim() == 2 else visible[:, None]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
@@ -229,17 +232,17 @@ def _kernels(query: Tensor) -> AbstractContextManager[None]:
     return sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda and not query.requires_grad else nullcontext()
 
 
-def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> Change:
+def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> ScoreMod:
     """What is done to the scores: the cap, and the bias of the positions."""
-    own, position = context.positions, context.position
-    others = own if context.cache is None else torch.arange(first_key, num_keys, device=own.device)
+    position, positions = context.position, context.positions
+    key_positions = positions if context.cache is None else torch.arange(first_key, num_keys, device=positions.device)
 
-    def change(scores: Tensor, queries: slice, keys: slice) -> Tensor:
+    def score_mod(scores: Tensor, queries: slice, keys: slice) -> Tensor:
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if not position.has_score_bias:
             return scores
-        bias = position.score_bias(own[..., queries], others[..., keys])
+        bias = position.score_bias(positions[..., queries], key_positions[..., keys])
         if bias is None or bias.shape[-3:] != scores.shape[1:]:
             expected, got = tuple(scores.shape[1:]), None if bias is None else tuple(bias.shape)
             raise ValueError(
@@ -248,7 +251,7 @@ def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float |
             )
         return scores + bias
 
-    return change
+    return score_mod
 
 
 def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:

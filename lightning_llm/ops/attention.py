@@ -67,13 +67,13 @@ def _forward(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     mask, tile = _triangle(seq, query.dtype, query.device), _tile(query)
     out, *probabilities = _empty_results(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
-        for some in sizes.slices(heads, tile.shape[0]):
+        for head_slice in sizes.slices(heads, tile.shape[0]):
             for (start, end), saved in zip(sizes.attention_blocks(seq), probabilities, strict=True):
-                p, block = saved[some], slice(start, end)
-                scores, hidden = _part(tile, p.shape), mask[:, block, :end].expand(p.shape)
-                torch.baddbmm(hidden, query[some, block], key[some, :end].mT, alpha=head_dim**-0.5, out=scores)
+                p, q, k = saved[head_slice], query[head_slice, start:end], key[head_slice, :end]
+                scores, block_mask = _part(tile, p.shape), mask[:, start:end, :end].expand(p.shape)
+                torch.baddbmm(block_mask, q, k.mT, alpha=head_dim**-0.5, out=scores)
                 torch.softmax(scores, dim=-1, out=p)
-                torch.bmm(p, value[some, :end], out=out[some, block])
+                torch.bmm(p, value[head_slice, :end], out=out[head_slice, start:end])
     return [out, *probabilities]
 
 
@@ -85,27 +85,27 @@ def _backward(
     d_query, d_key, d_value = map(torch.empty_like, (query, key, value))
     tile = _tile(query)
     blocks = [*zip(sizes.attention_blocks(seq), probabilities, strict=True)][::-1]  # the last one has all the keys
-    for some in sizes.slices(heads, tile.shape[0]):
+    for head_slice in sizes.slices(heads, tile.shape[0]):
         for (start, end), saved in blocks:
-            p, q, d = saved[some], query[some, start:end], d_out[some, start:end]
-            d_scores = torch.bmm(d, value[some, :end].mT, out=_part(tile, p.shape))
+            p, q, d = saved[head_slice], query[head_slice, start:end], d_out[head_slice, start:end]
+            d_scores = torch.bmm(d, value[head_slice, :end].mT, out=_part(tile, p.shape))
             torch.ops.aten._softmax_backward_data.out(d_scores, p, -1, d_scores.dtype, grad_input=d_scores)
-            d_query[some, start:end] = d_scores @ key[some, :end]
+            d_query[head_slice, start:end] = d_scores @ key[head_slice, :end]
             for total, left, right in ((d_value, p, d), (d_key, d_scores, q)):
                 if end == seq:
-                    torch.bmm(left.mT, right, out=total[some])
+                    torch.bmm(left.mT, right, out=total[head_slice])
                 else:
-                    total[some, :end] += left.mT @ right
+                    total[head_slice, :end] += left.mT @ right
         for grad in (d_query, d_key):
-            grad[some] *= head_dim**-0.5
+            grad[head_slice] *= head_dim**-0.5
     return [d_query, d_key, d_value]
 
 
 def _tile(query: Tensor) -> Tensor:
-    """A buffer for the scores of some heads and one block of queries: (some, elements)."""
+    """A buffer for the scores of some heads and one block of queries: (heads at once, elements)."""
     heads, seq = query.shape[:2]
-    some = sizes.attention_heads(heads, seq, query.dtype.itemsize)
-    return query.new_empty(some, sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
+    heads_at_once = sizes.attention_heads(heads, seq, query.dtype.itemsize)
+    return query.new_empty(heads_at_once, sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
 
 
 def _part(tile: Tensor, shape: torch.Size) -> Tensor:
