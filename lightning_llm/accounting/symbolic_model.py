@@ -69,7 +69,7 @@ class SymbolicModel:
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)
         self.roots = self._measured_weights(self.measured, *ROOTS)
-        kinds = {place: layers for layers in parts.kinds_of_layers(config) for place in layers.places}
+        kinds = {index: layers for layers in parts.kinds_of_layers(config) for index in layers.indices}
         self.layers = [
             self._layer(index, kinds[index], window) for index, window in enumerate(config.attention_windows)
         ]

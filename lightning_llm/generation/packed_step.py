@@ -77,8 +77,8 @@ class PackedStep:
         self._head = _packed(model.lm_head)
         self._rotations: tuple[Tensor, Tensor] | None = None
         if config.position == "rope":
-            places = torch.arange(cache.max_length)
-            cos, sin = rotation(places, self._head_dim, config.rope_theta, cache.dtype, config.rope_scaling)
+            positions = torch.arange(cache.max_length)
+            cos, sin = rotation(positions, self._head_dim, config.rope_theta, cache.dtype, config.rope_scaling)
             self._rotations = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     @torch.inference_mode()

@@ -197,17 +197,19 @@ def _visible(context: Context, new: int, keys: int, window: int | None) -> Tenso
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
     """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
-    mask_kind = "causal" if mask is None else "dense"
-    places = query.device.type, query.dtype.itemsize, query.shape[-1], query.shape[-2]
-    form = sizes.attention_form(*places, mask=mask_kind, dropout=dropout, training=query.requires_grad)
+    kind = "causal" if mask is None else "dense"
+    _, heads, seq, head_dim = query.shape
+    form = sizes.attention_form(
+        query.device.type, query.dtype.itemsize, head_dim, seq, mask=kind, dropout=dropout, training=query.requires_grad
+    )
     if form == "short":
         return causal_attention(query, key, value)
-    groups = query.shape[1] // key.shape[1]
+    groups = heads // key.shape[1]
     if form == "efficient" and groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     with _kernels(query):
         return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout, causal, enable_gqa=query.shape[1] != key.shape[1]
+            query, key, value, mask, dropout, causal, enable_gqa=heads != key.shape[1]
         )
 
 

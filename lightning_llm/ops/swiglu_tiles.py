@@ -54,11 +54,11 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, saves: bool
     a = x.new_empty(rows, width, dtype=options.dtype) if saves else g  # without saving, a overwrites g
     for block in sizes.slices(tokens, rows):
         size = block.stop - block.start
-        place = block if saves else slice(size)
+        target = block if saves else slice(size)
         h = normalized(x[block], weights.norm, options)
-        torch.mm(h, gate.t(), out=g[place])
-        torch.mm(h, up.t(), out=u[place])
-        torch.mm(gate_forward(g[place], u[place], a[:size]), down.t(), out=flat_y[block])
+        torch.mm(h, gate.t(), out=g[target])
+        torch.mm(h, up.t(), out=u[target])
+        torch.mm(gate_forward(g[target], u[target], a[:size]), down.t(), out=flat_y[block])
     return [y, g, u] if saves else [y]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lightning_llm.accounting.hardware import BF16_FEATURES, cpu_features
-from lightning_llm.optim.adamw import adamw_step, place_of_shard
+from lightning_llm.optim.adamw import adamw_step, shard_offset
 from lightning_llm.optim.base import Check, Group, GroupOptimizer, group_by, is_decay_rate, local_shard
 from lightning_llm.optim.groups import HIDDEN_MATRICES
 from lightning_llm.optim.rounding import round_params_
@@ -146,9 +146,10 @@ def muon_step(group: Group, state: defaultdict[Tensor, Any], offset: int = 0, re
         offset: As for ``GroupOptimizer.step_group``.
         replicas: As of :class:`MuonAdamW`.
     """
-    places: dict[Tensor, int] = {}
+    offsets: dict[Tensor, int] = {}
     for param in group["params"]:
-        places[param], offset = offset + place_of_shard(param), offset + param.numel()
+        offsets[param] = offset + shard_offset(param)
+        offset += param.numel()
         if param.grad is not None and not state[param]:
             state[param]["momentum_buffer"] = torch.zeros_like(param)
     for params in _stacks([param for param in group["params"] if param.grad is not None], state, replicas):
@@ -166,7 +167,7 @@ def muon_step(group: Group, state: defaultdict[Tensor, Any], offset: int = 0, re
         if is_rounded:
             for param in params:
                 state[param]["step"] = state[param].get("step", 0) + 1
-            round_params_(weights, wide, places=[places[param] for param in params], step=state[params[0]]["step"])
+            round_params_(weights, wide, offsets=[offsets[param] for param in params], step=state[params[0]]["step"])
 
 
 def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
