@@ -1,7 +1,7 @@
 """Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023), full or in a window.
 
-:func:`attend` mixes queries, keys and values in the way that a forward pass asks for: training or decoding, documents
-in one row, scores with a bias. Attention of the user's own can call it too.
+:func:`dot_product_attention` mixes queries, keys and values in the way that a forward pass asks for: training or
+decoding, documents in one row, scores with a bias. Attention of the user's own can call it too.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -69,7 +69,9 @@ class CausalSelfAttention(nn.Module):
         if context.cache is not None:
             key, value = context.cache.append(self.layer, key, value)
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, context, window=self.window, softcap=self.softcap, dropout=dropout)
+        mixed = dot_product_attention(
+            query, key, value, context, window=self.window, softcap=self.softcap, dropout=dropout
+        )
         return self.output(mixed.transpose(1, 2).flatten(2), x)
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +112,7 @@ class SlidingWindowAttention(CausalSelfAttention):
         self.window = window_of_layer(layer, window, every)
 
 
-def attend(
+def dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -127,8 +129,8 @@ def attend(
     =============================================================  ==================================
     softcap, or a bias of the positions, or a window with dropout  ``ops/score_mod_attention.py``
     documents, or a window                                         ``ops/span_attention.py``
-    one new position after a cache, without dropout                :func:`_attend_once`
-    anything else                                                  :func:`_attend`
+    one new position after a cache, without dropout                :func:`_decode_attention`
+    anything else                                                  :func:`_attention_by_form`
     =============================================================  ==================================
 
     Args:
@@ -159,8 +161,8 @@ def attend(
     if isinstance(mask, Spans):
         return span_attention(query, key, value, mask)
     if seq == 1 and context.cache is not None and not dropout:
-        return _attend_once(query, key, value, mask)
-    return _attend(query, key, value, mask, dropout, causal=seq > 1 and mask is None)
+        return _decode_attention(query, key, value, mask)
+    return _attention_by_form(query, key, value, mask, dropout)
 
 
 def _after_cache(
@@ -195,8 +197,11 @@ def _visible(context: Context, new: int, keys: int, window: int | None) -> Tenso
     return visible if visible.dim() == 2 else visible[:, None]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
-    """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
+attend = dot_product_attention  # its earlier name
+
+
+def _attention_by_form(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """The attention of ``sizes.attention_form``, causal without a mask: (batch, heads, seq, head_dim)."""
     kind = "causal" if mask is None else "dense"
     _, heads, seq, head_dim = query.shape
     form = sizes.attention_form(
@@ -209,11 +214,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     with _kernels(query):
         return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout, causal, enable_gqa=heads != key.shape[1]
+            query, key, value, mask, dropout, mask is None and seq > 1, enable_gqa=heads != key.shape[1]
         )
 
 
-def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of one new position: the heads of a group are the rows of one matmul with their common keys.
 
     With 4 heads to each of 2 at 1,024 positions this took 54 µs where ``enable_gqa``, which copies the keys for each
