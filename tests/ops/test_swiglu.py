@@ -305,7 +305,7 @@ def test_compiled_it_decides_on_a_gpu_as_without_the_compiler(tokens, hidden, wi
             dy, x = (torch.empty(tokens, hidden, device=device, dtype=torch.bfloat16) for _ in range(2))
             weights = [torch.empty(width, hidden, device=device)] * 2 + [torch.empty(hidden, width, device=device)]
             saved = [torch.empty(tokens, width, device=device, dtype=torch.bfloat16)] * 2
-            swiglu._run_backward(dy, x, *weights, None, 1e-6, None, torch.bfloat16, saved, [True] * 4 + [False])
+            swiglu._run_backward(dy, x, *weights, None, saved, [True] * 4 + [False], 1e-6, None, torch.bfloat16)
     assert [options.num_chunks for options in found] == [chunks, None]
 
 
