@@ -42,6 +42,36 @@ def differentiable_once(backward: Backward) -> Backward:
     return only_once
 
 
+def autograd_function(
+    name: str,
+    run: Callable[..., list[Tensor]],
+    save: Callable[..., None],
+    gradients: Callable[..., tuple[Any, ...]],
+    run_backward: Callable[..., list[Tensor]],
+) -> Callable[..., Tensor]:
+    """An operator outside of ``torch.compile``: an autograd Function that returns the first of the results.
+
+    Args:
+        name: Of its class.
+        run: As of :func:`custom_op`.
+        save: As of :func:`custom_op`.
+        gradients: As of :func:`custom_op`; called with ``run_backward`` too.
+        run_backward: Computes the gradients.
+    """
+
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        results = run(*inputs)
+        save(ctx, inputs, results)
+        return results[0]
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients(ctx, [grad], run_backward)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiable_once(backward))}
+    apply: Callable[..., Tensor] = type(name, (torch.autograd.Function,), methods).apply  # type: ignore[attr-defined]
+    return apply
+
+
 def custom_op(
     name: str,
     arguments: str,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.autograd import custom_op, differentiable_once
+from lightning_llm.ops.autograd import autograd_function, custom_op
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -87,10 +87,7 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
         out: Tensor = _flex()(query, key, value, **fields, kernel_options=FLEX_OPTIONS)
         return out
     inputs = *(x.contiguous() for x in (query, key, value)), spans.start
-    if torch.compiler.is_compiling():
-        return _operator(*inputs)[0]
-    result: Tensor = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
-    return result
+    return _operator(*inputs)[0] if torch.compiler.is_compiling() else _function(*inputs)
 
 
 # ---- FlexAttention
@@ -137,18 +134,6 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # ---- blocks of queries
-
-
-class _SpanAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*inputs)
-        return _forward(*inputs)[0]
-
-    @staticmethod
-    @differentiable_once
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward(d_out, *ctx.saved_tensors), None
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, span_start: Tensor) -> list[Tensor]:
@@ -251,11 +236,12 @@ def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    return *_operator_backward(grads[0], *ctx.saved_tensors), None
+def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
+    return *(run or _operator_backward)(grads[0], *ctx.saved_tensors), None
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor span_start"
+_function = autograd_function("_SpanAttention", _forward, _save, _gradients, _backward)
 _operator = custom_op(
     "span_attention", _INPUTS, _forward, lambda query, *_: [torch.empty_like(query)], save=_save, gradients=_gradients
 )

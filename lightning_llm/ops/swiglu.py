@@ -48,7 +48,7 @@ from torch.nn import functional as F
 
 from lightning_llm.ops import sizes
 from lightning_llm.ops import swiglu_tiles as tiles
-from lightning_llm.ops.autograd import custom_op, differentiable_once, reject_transforms
+from lightning_llm.ops.autograd import autograd_function, custom_op, differentiable_once, reject_transforms
 from lightning_llm.ops.checks import check_chunks, check_weight
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.norm import rms_norm, rms_norm_function
@@ -124,7 +124,7 @@ def memory_optimized_swiglu(
     elif _prefers_whole(x, weights, options, saves=saves):
         y = _swiglu_of_few_tokens(x, weights, options, saves=saves)
     else:
-        y = _SwiGLU.apply(x, *weights, saves, *options)  # type: ignore[no-untyped-call]
+        y = _function(x, *weights, saves, *options)
     return y
 
 
@@ -132,19 +132,6 @@ def _prefers_whole(x: Tensor, weights: Weights, options: Options, *, saves: bool
     (width, hidden), sizes_of = weights.gate.shape, (options.dtype.itemsize, weights.gate.dtype.itemsize)
     shape = x.numel() // hidden, hidden, width, *sizes_of, x.device.type
     return options.num_chunks is None and sizes.prefers_whole(*shape, saves=saves, has_norm=weights.norm is not None)
-
-
-class _SwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        results = _run(*inputs)
-        _save(ctx, inputs, results)
-        return results[0]
-
-    @staticmethod
-    @differentiable_once
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, [dy], _run_backward)
 
 
 def _swiglu_of_few_tokens(x: Tensor, weights: Weights, options: Options, *, saves: bool) -> Tensor:
@@ -274,6 +261,7 @@ def _empty_gradients(dy: Tensor, *inputs: Any) -> list[Tensor]:
 
 _INPUTS = "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm"
 _OPTIONS = "float norm_eps, SymInt? num_chunks, ScalarType dtype"  # the fields of Options
+_function = autograd_function("_SwiGLU", _run, _save, _gradients, _run_backward)
 _operator = custom_op(
     "swiglu", f"{_INPUTS}, bool saves, {_OPTIONS}", _run, _empty_results, save=_save, gradients=_gradients
 )
