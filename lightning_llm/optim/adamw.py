@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.base import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, local_shard
+from lightning_llm.optim.base import ADAMW_STATE, STATE_DTYPES, GroupOptimizer, ParamGroup, local_shard
 from lightning_llm.optim.rounding import rounding_update_
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -83,7 +83,7 @@ class AdamW(GroupOptimizer):
         defaults |= {"fused": fused, "state_dtype": state_dtype, "param_rounding": param_rounding}
         super().__init__(params, defaults)
 
-    def step_group(self, group: Group, offset: int) -> None:
+    def step_group(self, group: ParamGroup, offset: int) -> None:
         adamw_step(group, self.state, offset)
 
     def check_saved(self, state_dict: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class AdamW(GroupOptimizer):
                 )
 
 
-def adamw_step(group: Group, state: defaultdict[Tensor, Any], offset: int) -> None:
+def adamw_step(group: ParamGroup, state: defaultdict[Tensor, Any], offset: int) -> None:
     """One AdamW step for those of a group that have a gradient; ``offset`` as for ``GroupOptimizer.step_group``."""
     hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     hyper["beta1"], hyper["beta2"] = group["betas"]
@@ -153,7 +153,7 @@ def _is_fused(fused: bool | None, device: torch.device) -> bool:
     return fused is not False and device.type in FUSED_DEVICES
 
 
-def _buckets(group: Group, state: defaultdict[Tensor, Any], offset: int) -> dict[Bucket, list[Row]]:
+def _buckets(group: ParamGroup, state: defaultdict[Tensor, Any], offset: int) -> dict[Bucket, list[Row]]:
     """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can take."""
     buckets: dict[Bucket, list[Row]] = defaultdict(list)
     for param in group["params"]:

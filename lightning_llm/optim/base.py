@@ -17,7 +17,7 @@ ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
 STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
 ROUNDINGS = ("nearest", "stochastic")
 
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 T = TypeVar("T")
 Check = tuple[Callable[[Any], bool], str]  # whether a value fits, and what is expected
 
@@ -46,7 +46,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         "param_rounding": (lambda value: value in ROUNDINGS, " or ".join(ROUNDINGS)),
     }
 
-    def add_param_group(self, param_group: Group) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Adds a group, if its options and its parameters fit."""
         self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
@@ -54,7 +54,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         self._check_params(group)
         self.param_groups.append(group)
 
-    def _check_params(self, group: Group) -> None:
+    def _check_params(self, group: ParamGroup) -> None:
         for param in group["params"]:
             if param.is_complex():
                 raise ValueError(f"params must be real, got a tensor of {param.dtype}: pass torch.view_as_real of it")
@@ -77,7 +77,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         return loss
 
     @abc.abstractmethod
-    def step_group(self, group: Group, offset: int) -> None:
+    def step_group(self, group: ParamGroup, offset: int) -> None:
         """Updates the parameters of one group.
 
         Args:
@@ -122,7 +122,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
                 for average in {"exp_avg", "exp_avg_sq"} & state.keys():
                     state[average] = state[average].to(STATE_DTYPES[options["state_dtype"]] or param.dtype)
 
-    def _check_options(self, group: Group) -> None:
+    def _check_options(self, group: ParamGroup) -> None:
         problems = [
             f"{name} must be {expected}, got {group[name]!r}"
             for name, (fits, expected) in self.checks.items()

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
+from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_sharded
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.base import local_shard
@@ -135,7 +135,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
         def write(content: Any) -> None:
             main, own = content
-            write_folder(main, own, path, process=rank, processes=world, agree=self._any_failed)
+            write_sharded(main, own, path, process=rank, processes=world, agree=self._any_failed)
 
         files.write(write, (rest if rank == 0 else {}, shards))
 

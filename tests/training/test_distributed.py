@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
+from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_sharded
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.model.plain import is_plain
@@ -125,7 +125,7 @@ def in_two_processes(rank, folder):
         content = {"state_dict": sharded.state_dict(), "optimizer_states": [optimizers[1].state_dict()], "step": 3}
         rest = split(content, shards)
         path = Path(folder) / f"{name}.ckpt"
-        write_folder(rest, shards, path, process=rank, processes=2, agree=agree)
+        write_sharded(rest, shards, path, process=rank, processes=2, agree=agree)
         read, lazy = read_checkpoint(path), read_checkpoint(path, mmap=True)
         assert read["step"] == 3
         for key, value in sharded.state_dict().items():
