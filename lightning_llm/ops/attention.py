@@ -54,7 +54,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         for head_slice in sizes.slices(heads, tile.shape[0]):
             for (start, end), saved in zip(sizes.attention_blocks(seq), probabilities, strict=True):
                 p, q, k = saved[head_slice], query[head_slice, start:end], key[head_slice, :end]
-                scores, block_mask = _part(tile, p.shape), mask[:, start:end, :end].expand(p.shape)
+                scores, block_mask = part_of(tile, p.shape), mask[:, start:end, :end].expand(p.shape)
                 torch.baddbmm(block_mask, q, k.mT, alpha=head_dim**-0.5, out=scores)
                 torch.softmax(scores, dim=-1, out=p)
                 torch.bmm(p, value[head_slice, :end], out=out[head_slice, start:end])
@@ -72,7 +72,7 @@ def _backward(
     for head_slice in sizes.slices(heads, tile.shape[0]):
         for (start, end), saved in blocks:
             p, q, d = saved[head_slice], query[head_slice, start:end], d_out[head_slice, start:end]
-            d_scores = torch.bmm(d, value[head_slice, :end].mT, out=_part(tile, p.shape))
+            d_scores = torch.bmm(d, value[head_slice, :end].mT, out=part_of(tile, p.shape))
             torch.ops.aten._softmax_backward_data.out(d_scores, p, -1, d_scores.dtype, grad_input=d_scores)
             d_query[head_slice, start:end] = d_scores @ key[head_slice, :end]
             for total, left, right in ((d_value, p, d), (d_key, d_scores, q)):
@@ -92,7 +92,8 @@ def _tile(query: Tensor) -> Tensor:
     return query.new_empty(heads_at_once, sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
 
 
-def _part(tile: Tensor, shape: torch.Size) -> Tensor:
+def part_of(tile: Tensor, shape: torch.Size) -> Tensor:
+    """A view of the first numbers of a buffer, in this shape."""
     return tile.view(-1)[: shape.numel()].view(shape)
 
 
@@ -108,8 +109,9 @@ def _empty_results(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     return [torch.empty_like(query), *(query.new_empty(heads, end - start, end) for start, end in blocks)]
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output[1:])
+def empty_gradients(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> list[Tensor]:
+    """Of queries, keys and values."""
+    return [torch.empty_like(x) for x in (query, key, value)]
 
 
 def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Tensor, ...]:
@@ -118,11 +120,8 @@ def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] |
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value"
-_function = autograd_function("_CausalAttention", _forward, _save, _gradients, _backward)
-_operator = custom_op("causal_attention", _INPUTS, _forward, _empty_results, save=_save, gradients=_gradients)
+_function = autograd_function("_CausalAttention", _forward, _gradients, _backward)
+_operator = custom_op("causal_attention", _INPUTS, _forward, _empty_results, gradients=_gradients)
 _operator_backward = custom_op(
-    "causal_attention_backward",
-    f"Tensor d_out, {_INPUTS}, Tensor[] probabilities",
-    _backward,
-    lambda d_out, *inputs: [torch.empty_like(x) for x in inputs[:3]],
+    "causal_attention_backward", f"Tensor d_out, {_INPUTS}, Tensor[] probabilities", _backward, empty_gradients
 )

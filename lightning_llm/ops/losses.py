@@ -127,17 +127,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, [None] * 3  # handed over, so that scaling them needs no second copy
-        hidden, weight, bias, targets, token_weights = ctx.saved_tensors
+        inputs = ctx.saved_tensors
         is_single = ctx.options.reduction == "none"
         if all(grad is None for grad in gradients):
-            needed, d_losses = ctx.needs_input_grad[:3], d_loss if is_single else None
-            inputs = hidden, weight, bias, targets, token_weights, ctx.options
-            _, gradients = loss_and_gradients(*inputs, needed, d_losses)
+            d_losses = d_loss if is_single else None
+            _, gradients = loss_and_gradients(*inputs, ctx.options, ctx.needs_input_grad[:3], d_losses)
         if not is_single and not (d_loss.device.type == "cpu" and d_loss.item() == 1):
             # on a GPU a tensor without dimensions would be rounded to the gradient's dtype before the multiplication
             factor = d_loss if d_loss.device.type == "cpu" else d_loss.view(1)
             gradients = [None if grad is None else grad.mul_(factor) for grad in gradients]
-        pairs = zip(gradients, (hidden, weight, bias), strict=True)
+        pairs = zip(gradients, inputs[:3], strict=True)
         return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None, None
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
+from lightning_llm.ops.attention import empty_gradients, part_of
 from lightning_llm.ops.autograd import autograd_function, custom_op
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _backward(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, span_sta
                 sums = tuple(torch.zeros_like(key[rows, heads], dtype=wide).flatten(0, 1) for _ in range(2))
             q, k, p = _probabilities(query, key, span_start, part, tile)
             d = _queries(d_out, key, part).reshape(q.shape)
-            d_scores = torch.bmm(d, _keys(value, part).mT, out=_of(d_tile, p.shape))
+            d_scores = torch.bmm(d, _keys(value, part).mT, out=part_of(d_tile, p.shape))
             torch.ops.aten._softmax_backward_data.out(d_scores, p, -1, d_scores.dtype, grad_input=d_scores)
             target = _queries(d_query, key, part)
             target.copy_(torch.bmm(d_scores, k).mul_(scale).view_as(target))
@@ -183,7 +184,7 @@ def _probabilities(
     """Queries (rows × key heads, queries of a group, head_dim), keys, and the probabilities, in the tile."""
     groups, k = query.shape[1] // key.shape[1], _keys(key, part)
     q = _queries(query, key, part).reshape(k.shape[0], -1, k.shape[-1])
-    scores = _of(tile, torch.Size((k.shape[0], q.shape[1], k.shape[1])))
+    scores = part_of(tile, torch.Size((k.shape[0], q.shape[1], k.shape[1])))
     torch.baddbmm(scores, q, k.mT, beta=0, alpha=k.shape[-1] ** -0.5, out=scores)
     masked = _masked(span_start[part[0]], part[2], part[3].start)  # (rows, queries, keys)
     by_head = scores.view(masked.shape[0], -1, groups, *masked.shape[1:])
@@ -228,26 +229,13 @@ def _tile(query: Tensor, key: Tensor) -> Tensor:
     return query.new_empty(rows * heads_at_once * heads // key.shape[1] * sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
 
 
-def _of(tile: Tensor, shape: torch.Size) -> Tensor:
-    return tile[: shape.numel()].view(shape)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
     return *(run or _operator_backward)(grads[0], *ctx.saved_tensors), None
 
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor span_start"
-_function = autograd_function("_SpanAttention", _forward, _save, _gradients, _backward)
+_function = autograd_function("_SpanAttention", _forward, _gradients, _backward)
 _operator = custom_op(
-    "span_attention", _INPUTS, _forward, lambda query, *_: [torch.empty_like(query)], save=_save, gradients=_gradients
+    "span_attention", _INPUTS, _forward, lambda query, *_: [torch.empty_like(query)], gradients=_gradients
 )
-_operator_backward = custom_op(
-    "span_attention_backward",
-    f"Tensor d_out, {_INPUTS}",
-    _backward,
-    lambda d_out, *inputs: [torch.empty_like(x) for x in inputs[:3]],
-)
+_operator_backward = custom_op("span_attention_backward", f"Tensor d_out, {_INPUTS}", _backward, empty_gradients)

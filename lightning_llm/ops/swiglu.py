@@ -261,7 +261,7 @@ def _empty_gradients(dy: Tensor, *inputs: Any) -> list[Tensor]:
 
 _INPUTS = "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm"
 _OPTIONS = "float norm_eps, SymInt? num_chunks, ScalarType dtype"  # the fields of Options
-_function = autograd_function("_SwiGLU", _run, _save, _gradients, _run_backward)
+_function = autograd_function("_SwiGLU", _run, _gradients, _run_backward, save=_save)
 _operator = custom_op(
     "swiglu", f"{_INPUTS}, bool saves, {_OPTIONS}", _run, _empty_results, save=_save, gradients=_gradients
 )
