@@ -148,7 +148,9 @@ def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) 
         problems.append(f"its parameter groups have {shown(there)}, here {shown(here)}: give the patterns of its run")
     params = [param for group in groups for param in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    for number, param in zip(numbers, params, strict=False) if len(numbers) == len(params) else ():
+    if len(numbers) != len(params):
+        return problems
+    for number, param in zip(numbers, params, strict=True):
         for name, value in saved["state"].get(number, {}).items():
             shape = tuple(getattr(value, "shape", ()))
             is_floating = getattr(value, "dtype", torch.int64).is_floating_point

@@ -114,8 +114,8 @@ class MuonAdamW(GroupOptimizer):
 
     def _check_params(self, group: ParamGroup) -> None:
         super()._check_params(group)
-        for param in group["params"] if group["algorithm"] == "muon" else ():
-            if param.ndim != 2:
+        for param in group["params"]:
+            if group["algorithm"] == "muon" and param.ndim != 2:
                 shape = tuple(param.shape)
                 raise ValueError(f"Muon takes matrices, got a parameter of shape {shape}: use algorithm 'adamw'")
 
