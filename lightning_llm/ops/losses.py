@@ -235,11 +235,10 @@ def _scale_gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     return *scaled, *[None for _ in ctx.needs_input_grad[3:]]
 
 
-_INPUTS = (
+_INPUTS = (  # the last seven are the fields of LossOptions
     "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? token_weights, bool[] needed, "
-    "Tensor? d_losses, "  # then the fields of LossOptions
-    "SymInt ignore_index, SymInt? num_chunks, float z_loss, str reduction, ScalarType dtype, SymInt? vocab_size, "
-    "float label_smoothing"
+    "Tensor? d_losses, SymInt ignore_index, SymInt? num_chunks, float z_loss, str reduction, ScalarType dtype, "
+    "SymInt? vocab_size, float label_smoothing"
 )
 _operator = custom_op(
     "linear_cross_entropy", _INPUTS, _run, _empty_results, save=_save_gradients, gradients=_scale_gradients

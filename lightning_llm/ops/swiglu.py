@@ -255,8 +255,7 @@ def _run_backward(dy: Tensor, *inputs: Any) -> list[Tensor]:
 
 def _empty_gradients(dy: Tensor, *inputs: Any) -> list[Tensor]:
     x, gate, up, down, norm, _saved, needed, *_options = inputs
-    pairs = zip((x, gate, up, down, norm), needed, strict=True)
-    return [tensor.new_empty(tensor.shape) for tensor, need in pairs if need]
+    return [t.new_empty(t.shape) for t, need in zip((x, gate, up, down, norm), needed, strict=True) if need]
 
 
 _INPUTS = "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm"

@@ -78,7 +78,8 @@ def swiglu_backward(
     need_x, *need_weights, need_norm = needed
     dtype, device = options.dtype, x.device.type
     dx = x.new_empty(x.shape) if need_x else None
-    flat_dx, x, dy = None if dx is None else flat(dx), flat(x), flat(dy.to(dtype))
+    flat_dx = None if dx is None else flat(dx)
+    x, dy = flat(x), flat(dy.to(dtype))
     (tokens, hidden), width = x.shape, weights.gate.shape[0]
     rows = sizes.backward_rows(tokens, width, dtype.itemsize, device, weights.gate.dtype.itemsize)
     columns = sizes.chunk_columns(rows, width, dtype.itemsize, device, options.num_chunks)
