@@ -255,7 +255,7 @@ def build_sharded(
     """
     policy = MixedPrecisionPolicy(param_dtype, None if param_dtype is None else torch.float32)
     transformer = Transformer(
-        config, seed=seed, place=lambda block: fully_shard(block.to(device), mesh=mesh, mp_policy=policy)
+        config, seed=seed, on_block=lambda block: fully_shard(block.to(device), mesh=mesh, mp_policy=policy)
     ).to(device)
     fully_shard(transformer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return transformer

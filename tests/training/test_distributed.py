@@ -229,14 +229,14 @@ def test_a_group_of_gloo_is_made_once_and_only_beside_another_backend(monkeypatc
 def test_no_process_holds_two_whole_blocks_while_the_model_is_made():
     whole = []
 
-    def place(block):
+    def on_block(block):
         assert all(len(list(layer.parameters())) == 0 for layer in whole)
         for module in block.modules():
             for name, _ in list(module.named_parameters(recurse=False)):
                 delattr(module, name)  # as sharding leaves a part of it
         whole.append(block)
 
-    assert len(Transformer(config(num_hidden_layers=5), place=place).layers) == len(whole) == 5
+    assert len(Transformer(config(num_hidden_layers=5), on_block=on_block).layers) == len(whole) == 5
 
 
 @pytest.mark.parametrize("given", ["fsdp", "fsdp_cpu_offload"])
