@@ -127,7 +127,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, [None] * 3  # handed over, so that scaling them needs no second copy
-        inputs = ctx.saved_tensors
+        inputs: tuple[Any, Any, Any, Any, Any] = ctx.saved_tensors  # hidden, weight, bias, targets, token_weights
         is_single = ctx.options.reduction == "none"
         if all(grad is None for grad in gradients):
             d_losses = d_loss if is_single else None
