@@ -26,9 +26,9 @@ from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.position import Rotation, rotate
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy
+from lightning_llm.ops.rotation import rotate_halves
 from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.clipping import clip_grad_norm_
 from lightning_llm.optim.groups import param_groups
@@ -94,10 +94,10 @@ class _Head(nn.Module):
         for linear, weight in zip(self.projections, weights, strict=True):
             cast(Tensor, linear.weight).data.copy_(weight)
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, head_dim)."""
         query, key, value = (linear(x) for linear in self.projections)
-        scores = rotate(query, rotation) @ rotate(key, rotation).mT / math.sqrt(query.shape[-1])  # (batch, seq, seq)
+        scores = rotate_halves(query, *cos_sin) @ rotate_halves(key, *cos_sin).mT / math.sqrt(query.shape[-1])
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
         return cast(Tensor, scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) @ value)
 

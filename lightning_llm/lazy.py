@@ -9,7 +9,7 @@ from typing import Any
 _IMPORT = re.compile(r"^    from (lightning_llm[\w.]*) import (\w+|\*)(?: as (\w+))?", re.MULTILINE)
 
 
-def lazy(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """What a package's ``__init__`` assigns to ``__getattr__, __dir__, __all__``. Its modules are attributes too.
 
     The names are those that its block for type checkers imports. With an import of ``*``, they include all public
@@ -17,13 +17,10 @@ def lazy(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[
 
     Args:
         package: Its ``__name__``.
-        modules: Names to export instead, by module: its path below ``lightning_llm``, with ``__`` for each dot.
     """
-    spec: Any = None if modules else find_spec(package)
-    imports = _IMPORT.findall(spec.loader.get_source(package)) if spec else []
+    spec: Any = find_spec(package)
+    imports = _IMPORT.findall(spec.loader.get_source(package))
     home = {alias: (module, name) for module, name, alias in imports if alias}
-    for path, names in modules.items():
-        home |= {name: (f"lightning_llm.{path.replace('__', '.')}", name) for name in names.split()}
     whole = [module for module, name, _ in imports if name == "*"]
 
     def defined() -> dict[str, Any]:

@@ -33,14 +33,6 @@ def test_another_name_is_none_of_the_package(name):
         FIND(name)
 
 
-def test_names_can_be_given_by_module():
-    find, exported, names = lazy("lightning_llm.optim", optim__schedules="cosine_lr wsd_lr", io__units="MIB")
-    assert exported() == names == ["MIB", "cosine_lr", "wsd_lr"]
-    assert (find("wsd_lr"), find("MIB")) == (schedules.wsd_lr, 2**20)
-    with pytest.raises(AttributeError):
-        find("AdamW")
-
-
 def test_nothing_is_loaded_before_it_is_used(tmp_path, monkeypatch):
     """Of a package that is not this one only the text is read."""
     (tmp_path / "house").mkdir()

@@ -140,7 +140,7 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
 def _layer_terms(layers: Layers, measured: Measured) -> dict[str, list[Count]]:
     """The parameters of layers that are alike, by part."""
     config, unlisted = layers.config, unlisted_parts(layers.config)
-    s = dataclasses.replace(Sizes.of(config, measured), layers=Count(len(layers.places), layers.letter))
+    s = dataclasses.replace(Sizes.of(config, measured), layers=Count(len(layers.indices), layers.letter))
 
     def all_layers(kind: str) -> list[Count]:
         part = measured[kind]
@@ -184,7 +184,7 @@ def block_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
     """Parameters of a block: the mean of layers that are alike, and the most of any such."""
     return max(
         sum(int(term) for terms in _layer_terms(layers, layers.measured(measured)).values() for term in terms)
-        // len(layers.places)
+        // len(layers.indices)
         for layers in kinds_of_layers(config)
     )
 
@@ -199,7 +199,7 @@ def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count
 def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
     """Parameters of the matrices of attention and MLP: the group ``hidden_matrices`` of ``optim.param_groups``."""
     return sum(
-        len(layers.places) * _matrix_parameters(layers.config, layers.measured(measured))
+        len(layers.indices) * _matrix_parameters(layers.config, layers.measured(measured))
         for layers in kinds_of_layers(config)
     )
 
@@ -260,7 +260,7 @@ def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measure
     windows, levels = config.attention_windows, config.checkpoint_levels
     in_layers, recomputed = Counter[str](), 0
     for layers in kinds_of_layers(config):
-        for (window, level), count in Counter((windows[place], levels[place]) for place in layers.places).items():
+        for (window, level), count in Counter((windows[layer], levels[layer]) for layer in layers.indices).items():
             reach = min(context_length, window or context_length)
             flops = layer_flops(layers.config, reach, layers.measured(measured))
             in_layers.update({name: count * number for name, number in flops.items()})

@@ -148,18 +148,18 @@ class Layers:
 
     Attributes:
         config: Of these layers.
-        places: Their indices.
+        indices: Of these layers in the model.
         prefix: Of their parts among those that are measured, such as ``layers[1].``.
     """
 
     config: ModelConfig
-    places: list[int]
+    indices: list[int]
     prefix: str = ""
 
     @property
     def letter(self) -> str:
         """What their number is called in formulas: L, or L with their first one where there are others."""
-        return f"L{self.places[0] + 1}" if self.prefix else "L"
+        return f"L{self.indices[0] + 1}" if self.prefix else "L"
 
     def measured(self, of_model: Measured) -> Measured:
         """What was measured of their parts, by kind."""
@@ -175,7 +175,7 @@ def kinds_of_layers(config: ModelConfig) -> list[Layers]:
         return [Layers(config, list(range(config.num_hidden_layers)))]
     kinds: dict[int, Layers] = {}
     for layer, of_layer in enumerate(config.layer_configs):
-        kinds.setdefault(id(of_layer), Layers(of_layer, [], f"layers[{layer}].")).places.append(layer)
+        kinds.setdefault(id(of_layer), Layers(of_layer, [], f"layers[{layer}].")).indices.append(layer)
     return list(kinds.values())
 
 

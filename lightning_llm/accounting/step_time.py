@@ -172,7 +172,7 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
     levels = config.checkpoint_levels
     for layers in kinds_of_layers(config):
         of_layer = dataclasses.replace(settings, measured=layers.measured(settings.measured))
-        at_levels = [levels[place] for place in layers.places]
+        at_levels = [levels[index] for index in layers.indices]
         layer, repeated = _layer_passes(layers.config, of_layer, itemsize, at_levels)
         total, repeated_total = total + len(at_levels) * layer, repeated_total + repeated
     return total, repeated_total

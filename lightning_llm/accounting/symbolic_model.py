@@ -69,7 +69,7 @@ class SymbolicModel:
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)
         self.roots = self._measured_weights(self.measured, *ROOTS)
-        kinds = {place: layers for layers in parts.kinds_of_layers(config) for place in layers.places}
+        kinds = {index: layers for layers in parts.kinds_of_layers(config) for index in layers.indices}
         self.layers = [
             self._layer(index, kinds[index], window) for index, window in enumerate(config.attention_windows)
         ]
@@ -246,11 +246,11 @@ class SymbolicModel:
         if "attention" in layer.measured:
             out = self._measured("attention", layer.measured["attention"], x, weights["attention"], layer.window)
         else:
-            out = self._attend(layer, cos_sin if layer.config.position == "rope" else None, x)
+            out = self._self_attention(layer, cos_sin if layer.config.position == "rope" else None, x)
         del x
         return self.ops.dropout(self._normalize(out, weights[after]) if after else out, self.config.dropout)
 
-    def _attend(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
+    def _self_attention(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
         ops, s, weights, window, form = self.ops, layer.sizes, layer.weights, layer.window, layer.form
         query = ops.linear(x, weights["q_proj"], self.tokens * s.heads * s.head_dim)
         key = ops.linear(x, weights["k_proj"], self.tokens * s.kv_heads * s.head_dim)

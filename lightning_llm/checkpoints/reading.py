@@ -47,7 +47,7 @@ def read_checkpoint(
     else:
         if "://" in str(source):
             raise ValueError(f"checkpoint {source} is a URL: download it and give the file")
-        read = sharded.read_folder if sharded.is_folder(Path(source)) else archives.read_archive
+        read = sharded.read_sharded if sharded.is_folder(Path(source)) else archives.read_archive
         content, where = read(Path(source), map_location, mmap=mmap), str(source)
     return _validated(content, where, needs)
 

@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_llm import optim
-from lightning_llm.checkpoints.schema import is_plain
+from lightning_llm.checkpoints.schema import is_plain_value
 from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
 Recipe = dict[str, Any]
@@ -36,7 +36,7 @@ def optimizer_recipe(optimizer: Optimizer) -> Recipe:
     """The class of an optimizer, and the arguments in its ``defaults``."""
     accepted = inspect.signature(type(optimizer)).parameters
     arguments = {name: value for name, value in optimizer.defaults.items() if name in accepted}
-    return _recipe(optimizer, OPTIMIZERS, arguments if is_plain(arguments) else None)
+    return _recipe(optimizer, OPTIMIZERS, arguments if is_plain_value(arguments) else None)
 
 
 def schedule_recipe(schedule: Any) -> Recipe | None:

@@ -69,10 +69,10 @@ def mapping(names: Schema, values: Schema) -> Schema:
     return problems_of
 
 
-def is_plain(value: object) -> bool:
+def is_plain_value(value: object) -> bool:
     """Whether a value consists of numbers, text and null, in lists, tuples and dicts."""
     is_kind = isinstance(value, NoneType | int | float | str | list | tuple | dict)
-    return is_kind and all(map(is_plain, values_in(value)))
+    return is_kind and all(map(is_plain_value, values_in(value)))
 
 
 COUNT, AT_LEAST_1, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
@@ -84,7 +84,7 @@ TENSOR = check("a tensor", lambda value: isinstance(value, Tensor))
 ROWS = check("a tensor", lambda value: isinstance(value, Tensor) or hasattr(value, "pieces"))  # see checkpoints.sharded
 ANYTHING = check("anything", lambda value: True)
 PLAIN_DICT = mapping(TEXT, ANYTHING)
-PLAIN = check("a plain value", is_plain)
+PLAIN = check("a plain value", is_plain_value)
 
 
 # ---- the schema

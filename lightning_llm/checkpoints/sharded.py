@@ -99,7 +99,7 @@ def local_rows(tensor: Any) -> tuple[int, Tensor]:
     return start, rows
 
 
-def write_folder(
+def write_sharded(
     content: dict[str, Any], shards: Shard, path: Path, *, process: int, processes: int, agree: Agree
 ) -> None:
     """Write a checkpoint together with the other processes; it appears once all are done, or not at all.
@@ -147,7 +147,7 @@ def write_folder(
             raise OSError(first.errno, first.strerror or str(first), str(path)) from failure
 
 
-def read_folder(path: Path, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
+def read_sharded(path: Path, map_location: Any | None = None, *, mmap: bool = False) -> dict[str, Any]:
     """The content of a folder, in the form of a checkpoint in one file.
 
     Args:

@@ -50,13 +50,13 @@ def run_export(options: argparse.Namespace) -> None:
     """Write a trained model as a folder that transformers loads."""
     checkpoint = find_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.checkpoints.reading import load_transformer
-    from lightning_llm.interop.writer import METRICS, RunRecord, export_model
+    from lightning_llm.interop.writer import METRICS, SourceRun, export_model
 
     model, tokenizer = load_transformer(checkpoint, trust_code=options.trust_code)
-    record = RunRecord(checkpoint.name, step_in(checkpoint))
+    record = SourceRun(checkpoint.name, step_in(checkpoint))
     if run := run_of(checkpoint):
         metrics = read_summary(run, METRICS) if (run / SUMMARY).is_file() else None
-        record = RunRecord(record.checkpoint, record.step, metrics, read_config(run / CONFIG))
+        record = SourceRun(record.checkpoint, record.step, metrics, read_config(run / CONFIG))
     name = export_model(model, tokenizer, options.out, max_shard_bytes=options.max_shard_size, record=record)
     print(f"{checkpoint} (step {record.step}) -> {options.out}, as {name}")
     if not tokenizer:

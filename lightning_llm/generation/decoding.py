@@ -104,8 +104,10 @@ def stream(
     **sampling: "Unpack[SamplingOptions]",
 ) -> Iterator[Tensor]:
     """As :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
-    steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends := _listed(eos_token_id))
-    fill, rows = ends[0] if ends else 0, range(len(steps.prompts))
+    ends = _listed(eos_token_id)
+    steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends)
+    rows = range(len(steps.prompts))
+    fill = ends[0] if ends else 0
     new_tokens = (torch.tensor([tokens.get(row, fill) for row in rows], dtype=input_ids.dtype) for tokens in steps)
     return (tokens.to(input_ids.device, non_blocking=input_ids.is_cuda) for tokens in new_tokens)
 

@@ -77,8 +77,8 @@ class PackedStep:
         self._head = _packed(model.lm_head)
         self._rotations: tuple[Tensor, Tensor] | None = None
         if config.position == "rope":
-            places = torch.arange(cache.max_length)
-            cos, sin = rotation(places, self._head_dim, config.rope_theta, cache.dtype, config.rope_scaling)
+            positions = torch.arange(cache.max_length)
+            cos, sin = rotation(positions, self._head_dim, config.rope_theta, cache.dtype, config.rope_scaling)
             self._rotations = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     @torch.inference_mode()
@@ -93,13 +93,13 @@ class PackedStep:
         if self._rotations is not None:  # (batch or 1, 1, 1, head_dim)
             cos_sin = tuple(table[positions.reshape(-1)][:, None, None] for table in self._rotations)
         for layer, (block, qkv, out, mlp) in enumerate(self._layers):
-            mixed = self._attend(layer, block.self_attn, qkv(_normed(block.input_layernorm, x)), cos_sin, mask)
+            mixed = self._attention(layer, block.self_attn, qkv(_normed(block.input_layernorm, x)), cos_sin, mask)
             x = x + out(mixed)
             x = x + mlp(_normed(block.post_attention_layernorm, x))
         cache.advance(1)
         return self._head(_normed(model.norm, x))[:, : model.config.vocab_size]
 
-    def _attend(
+    def _attention(
         self, layer: int, attention: CausalSelfAttention, qkv: Tensor, cos_sin: tuple[Tensor, ...], mask: Tensor | None
     ) -> Tensor:
         """(batch, (heads + 2 kv_heads) × head_dim) -> (batch, heads × head_dim)."""

@@ -137,8 +137,9 @@ class Draws:
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator | None, device: Any) -> None:
-        self._device, of_seed = device, "cpu" if generator is None else generator.device
-        seed = int(torch.randint(2**62, (), device=of_seed, generator=generator))
+        self._device = device
+        seed_device = "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**62, (), device=seed_device, generator=generator))
         copies: dict[tuple[int, ...], int] = {}
         self._generators = []
         for prompt in map(tuple, prompts):

@@ -45,7 +45,8 @@ class StopStrings:
             return ""
         text = self._held + text
         # the one that is complete first, so that the pieces in which the text arrives do not matter
-        matches = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        starts = {stop: text.find(stop) for stop in self._stops}
+        matches = [(start + len(stop), start) for stop, start in starts.items() if start >= 0]
         if matches:
             self.is_found, self._held = True, ""
             return text[: min(matches)[1]]

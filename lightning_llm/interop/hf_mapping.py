@@ -14,7 +14,7 @@ Each mapping has four methods: ``mismatches`` (why a model does not fit), ``to_f
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
@@ -24,12 +24,17 @@ from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import MOST_LAYERS, SWIGLUS, ModelConfig
 from lightning_llm.model.parts import name_of
 
-# Names that Llama's config shares with ours, and those of them whose defaults differ between Llama and Qwen3.
-SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
-)
-SHARED = (*SIZES, "rms_norm_eps", "tie_word_embeddings", "attention_bias", "initializer_range")
+LLAMA_SIZES = {  # names of Llama's config and ours: Llama's default, and Qwen3's
+    "vocab_size": (32000, 151936),
+    "hidden_size": (4096, 4096),
+    "intermediate_size": (11008, 22016),
+    "num_hidden_layers": (32, 32),
+    "num_attention_heads": (32, 32),
+    "num_key_value_heads": (None, 32),
+    "head_dim": (None, 128),
+    "max_position_embeddings": (2048, 32768),
+}
+SHARED = (*LLAMA_SIZES, "rms_norm_eps", "tie_word_embeddings", "attention_bias", "initializer_range")
 
 # GPT-2's name for a size, ours, GPT-2's default
 GPT2_SIZES = (
@@ -97,14 +102,14 @@ class LlamaMapping:
         architecture: The class.
         model_type: Its short name.
         qk_norm: Whether it has the norm.
-        sizes: Defaults of ``SIZES`` if they are not in ``config.json``.
+        sizes: Defaults of the sizes that are not in ``config.json``.
         prefix: Of all tensor names except the head's; some folders omit it.
     """
 
     architecture: str
     model_type: str
     qk_norm: bool
-    sizes: tuple[int | None, ...]
+    sizes: Mapping[str, int | None]
     prefix: str = "model."
 
     def mismatches(self, config: ModelConfig) -> list[str]:
@@ -138,7 +143,7 @@ class LlamaMapping:
 
     def from_fields(self, fields: Fields) -> dict[str, Any]:
         """The options of ``ModelConfig``; adds to the problems and notes of ``fields``."""
-        sizes = {name: fields.size(name, default) for name, default in zip(SIZES, self.sizes, strict=True)}
+        sizes = {name: fields.size(name, default) for name, default in self.sizes.items()}
         theta, scaling = read_rope(fields, sizes["max_position_embeddings"] or 1)
         activation = fields.one_of("hidden_act", dict.fromkeys(LLAMA_ACTIVATIONS.values()), "silu")
         fields.must_be("rope_interleaved", (False, None), "the halves of a head are rotated here, not neighbors")
@@ -254,8 +259,8 @@ class GPT2Mapping:
 
 HFMapping = LlamaMapping | GPT2Mapping
 MAPPINGS: tuple[HFMapping, ...] = (
-    LlamaMapping("LlamaForCausalLM", "llama", False, (32000, 4096, 11008, 32, 32, None, None, 2048)),
-    LlamaMapping("Qwen3ForCausalLM", "qwen3", True, (151936, 4096, 22016, 32, 32, 32, 128, 32768)),
+    LlamaMapping("LlamaForCausalLM", "llama", False, {name: size for name, (size, _) in LLAMA_SIZES.items()}),
+    LlamaMapping("Qwen3ForCausalLM", "qwen3", True, {name: size for name, (_, size) in LLAMA_SIZES.items()}),
     GPT2Mapping(),
 )
 

@@ -41,7 +41,7 @@ NOT_OF_THE_MODEL = ("default_root_dir", "logger", "callbacks")
 
 
 @dataclasses.dataclass(frozen=True)
-class RunRecord:
+class SourceRun:
     """The run that made a model, as far as it is known.
 
     Attributes:
@@ -57,13 +57,16 @@ class RunRecord:
     config: dict[str, Any] | None = None
 
 
+RunRecord = SourceRun  # its earlier name
+
+
 def export_model(
     model: Transformer,
     tokenizer: str | None,
     out: str | os.PathLike[str],
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    record: RunRecord | None = None,
+    record: SourceRun | None = None,
 ) -> str:
     """Write a model as a Hugging Face folder: all files, or none.
 
@@ -99,7 +102,7 @@ def export_model(
             write_json(folder / name, content)
         if parsed is not None:
             write_text(folder / TOKENIZER, parsed.to_str())
-        write_text(folder / "README.md", model_card(config, mapping.architecture, parsed, record or RunRecord()))
+        write_text(folder / "README.md", model_card(config, mapping.architecture, parsed, record or SourceRun()))
     return mapping.architecture
 
 
@@ -164,7 +167,7 @@ def _json_files(
 # ---- the model card
 
 
-def model_card(config: ModelConfig, architecture: str, tokenizer: Tokenizer | None, record: RunRecord) -> str:
+def model_card(config: ModelConfig, architecture: str, tokenizer: Tokenizer | None, record: SourceRun) -> str:
     """The text of the card.
 
     Args:

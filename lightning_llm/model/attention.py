@@ -1,7 +1,7 @@
 """Causal self-attention with grouped-query heads (Vaswani et al. 2017; Ainslie et al. 2023), full or in a window.
 
-:func:`attend` mixes queries, keys and values in the way that a forward pass asks for: training or decoding, documents
-in one row, scores with a bias. Attention of the user's own can call it too.
+:func:`dot_product_attention` mixes queries, keys and values in the way that a forward pass asks for: training or
+decoding, documents in one row, scores with a bias. Attention of the user's own can call it too.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ from lightning_llm.model.parts import window_of_layer
 from lightning_llm.ops import sizes
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.dispatch import matmul_dtype
-from lightning_llm.ops.score_mod_attention import Change, score_mod_attention
+from lightning_llm.ops.score_mod_attention import ScoreMod, score_mod_attention
 from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -69,7 +69,9 @@ class CausalSelfAttention(nn.Module):
         if context.cache is not None:
             key, value = context.cache.append(self.layer, key, value)
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, context, window=self.window, softcap=self.softcap, dropout=dropout)
+        mixed = dot_product_attention(
+            query, key, value, context, window=self.window, softcap=self.softcap, dropout=dropout
+        )
         return self.output(mixed.transpose(1, 2).flatten(2), x)
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +112,7 @@ class SlidingWindowAttention(CausalSelfAttention):
         self.window = window_of_layer(layer, window, every)
 
 
-def attend(
+def dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -127,8 +129,8 @@ def attend(
     =============================================================  ==================================
     softcap, or a bias of the positions, or a window with dropout  ``ops/score_mod_attention.py``
     documents, or a window                                         ``ops/span_attention.py``
-    one new position after a cache, without dropout                :func:`_attend_once`
-    anything else                                                  :func:`_attend`
+    one new position after a cache, without dropout                :func:`_decode_attention`
+    anything else                                                  :func:`_attention_by_form`
     =============================================================  ==================================
 
     Args:
@@ -148,17 +150,19 @@ def attend(
     if context.cache is not None and keys > seq:
         key, value, mask, window = _after_cache(key, value, context, seq, window)
     if softcap is not None or context.position.has_score_bias or (window is not None and dropout):
-        change = _score_mod(context, keys - key.shape[-2], keys, softcap)
-        seen = mask if context.cache is not None and isinstance(mask, Tensor) else None
-        start = None if context.spans is None else context.spans.start
-        return score_mod_attention(query, key, value, change, window=window, start=start, seen=seen, dropout=dropout)
+        score_mod = _score_mod(context, keys - key.shape[-2], keys, softcap)
+        visible = mask if context.cache is not None and isinstance(mask, Tensor) else None
+        span_start = None if context.spans is None else context.spans.start
+        return score_mod_attention(
+            query, key, value, score_mod, window=window, span_start=span_start, visible=visible, dropout=dropout
+        )
     if window is not None:
         mask = context.shared.get(f"window {window}") or spans_of_window(context, window, len(query), seq)
     if isinstance(mask, Spans):
         return span_attention(query, key, value, mask)
     if seq == 1 and context.cache is not None and not dropout:
-        return _attend_once(query, key, value, mask)
-    return _attend(query, key, value, mask, dropout, causal=seq > 1 and mask is None)
+        return _decode_attention(query, key, value, mask)
+    return _attention_by_form(query, key, value, mask, dropout)
 
 
 def _after_cache(
@@ -179,36 +183,42 @@ def _after_cache(
         return key, value, context.mask, None
     if new == 1 and window is not None and context.mask is None:
         return key[:, :, -window:], value[:, :, -window:], None, None
-    return key, value, _seen(context, new, key.shape[-2], window), None
+    return key, value, _visible(context, new, key.shape[-2], window), None
 
 
-def _seen(context: Context, new: int, keys: int, window: int | None) -> Tensor:
+def _visible(context: Context, new: int, keys: int, window: int | None) -> Tensor:
     """Which positions of a cache the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
     assert context.cache is not None
-    own, place = context.cache.positions(new), torch.arange(keys, device=context.positions.device)
-    seen = place <= own[..., None]
+    positions = context.cache.positions(new)[..., None]
+    key_positions = torch.arange(keys, device=context.positions.device)
+    visible = key_positions <= positions
     if window is not None:
-        seen = seen & (place > own[..., None] - window)
-    return seen if seen.dim() == 2 else seen[:, None]
+        visible = visible & (key_positions > positions - window)
+    return visible if visible.dim() == 2 else visible[:, None]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool) -> Tensor:
-    """The attention of ``sizes.attention_form``: (batch, heads, seq, head_dim)."""
-    mask_kind = "causal" if mask is None else "dense"
-    places = query.device.type, query.dtype.itemsize, query.shape[-1], query.shape[-2]
-    form = sizes.attention_form(*places, mask=mask_kind, dropout=dropout, training=query.requires_grad)
+attend = dot_product_attention  # its earlier name
+
+
+def _attention_by_form(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """The attention of ``sizes.attention_form``, causal without a mask: (batch, heads, seq, head_dim)."""
+    kind = "causal" if mask is None else "dense"
+    _, heads, seq, head_dim = query.shape
+    form = sizes.attention_form(
+        query.device.type, query.dtype.itemsize, head_dim, seq, mask=kind, dropout=dropout, training=query.requires_grad
+    )
     if form == "short":
         return causal_attention(query, key, value)
-    groups = query.shape[1] // key.shape[1]
+    groups = heads // key.shape[1]
     if form == "efficient" and groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     with _kernels(query):
         return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout, causal, enable_gqa=query.shape[1] != key.shape[1]
+            query, key, value, mask, dropout, mask is None and seq > 1, enable_gqa=heads != key.shape[1]
         )
 
 
-def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of one new position: the heads of a group are the rows of one matmul with their common keys.
 
     With 4 heads to each of 2 at 1,024 positions this took 54 µs where ``enable_gqa``, which copies the keys for each
@@ -229,17 +239,17 @@ def _kernels(query: Tensor) -> AbstractContextManager[None]:
     return sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda and not query.requires_grad else nullcontext()
 
 
-def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> Change:
+def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> ScoreMod:
     """What is done to the scores: the cap, and the bias of the positions."""
-    own, position = context.positions, context.position
-    others = own if context.cache is None else torch.arange(first_key, num_keys, device=own.device)
+    position, positions = context.position, context.positions
+    key_positions = positions if context.cache is None else torch.arange(first_key, num_keys, device=positions.device)
 
-    def change(scores: Tensor, queries: slice, keys: slice) -> Tensor:
+    def score_mod(scores: Tensor, queries: slice, keys: slice) -> Tensor:
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if not position.has_score_bias:
             return scores
-        bias = position.score_bias(own[..., queries], others[..., keys])
+        bias = position.score_bias(positions[..., queries], key_positions[..., keys])
         if bias is None or bias.shape[-3:] != scores.shape[1:]:
             expected, got = tuple(scores.shape[1:]), None if bias is None else tuple(bias.shape)
             raise ValueError(
@@ -248,7 +258,7 @@ def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float |
             )
         return scores + bias
 
-    return change
+    return score_mod
 
 
 def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:

@@ -1,6 +1,6 @@
 """Keys and values of the tokens already seen, so that decoding computes one position a step.
 
-Every row has a length of its own and begins at place 0, so that a token's place in the cache is its position. Prompts
+Every row has a length of its own and begins at index 0, so that a token's index in the cache is its position. Prompts
 of unequal length are padded on the right: no position of a row sees what is after the row's end, and the row's next
 tokens overwrite it.
 """
@@ -55,7 +55,7 @@ class KVCache:
     def positions(self, new: int) -> Tensor:
         """Positions of the next tokens: (new,) where all rows are of one length, else (batch, new)."""
         steps = torch.arange(new, device=self._device)
-        return steps + self.length if self.is_even else self._places()[1][:, None] + steps
+        return steps + self.length if self.is_even else self._rows_and_ends()[1][:, None] + steps
 
     def mask(self, new: int) -> Tensor | None:
         """Which positions the next token of each row sees, its own among them.
@@ -73,8 +73,8 @@ class KVCache:
             return None
         if new != 1:
             raise ValueError(f"rows of unequal length take one new position at a time, got {new}")
-        places = torch.arange(self.length + 1, device=self._device)
-        return (places <= self._places()[1][:, None])[:, None, None]
+        positions = torch.arange(self.length + 1, device=self._device)
+        return (positions <= self._rows_and_ends()[1][:, None])[:, None, None]
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new positions of one layer after each row's end and return all positions of that layer.
@@ -121,7 +121,7 @@ class KVCache:
         if self.is_even:
             store[:, :, start:end] = new.detach()
         else:
-            rows, ends = self._places()
+            rows, ends = self._rows_and_ends()
             store[rows, :, ends] = new.detach()[:, :, 0].to(self.dtype)
         return store[:, :, :end]
 
@@ -175,7 +175,7 @@ class KVCache:
         part.set_lengths([0])
         return part
 
-    def _places(self) -> tuple[Tensor, Tensor]:
+    def _rows_and_ends(self) -> tuple[Tensor, Tensor]:
         if self._ends is None:
             rows, ends = torch.tensor([range(len(self.lengths)), self.lengths], device=self._device)
             self._ends = rows, ends

@@ -88,8 +88,8 @@ class RotaryPositions(Position):
         return rotation(positions, self.rotary_dim, self.theta, dtype, self.scaling)
 
     def rotate(self, query: Tensor, key: Tensor, state: Rotation) -> tuple[Tensor, Tensor]:
-        """The first dimensions of each head rotated, see :func:`rotate`."""
-        return rotate(query, state), rotate(key, state)
+        """The first dimensions of each head rotated, see ``ops/rotation.py``."""
+        return rotate_halves(query, *state), rotate_halves(key, *state)
 
 
 class LinearBiases(Position):
@@ -139,19 +139,6 @@ def rotation(
     if scaling is not None and (factor := attention_factor(scaling)) != 1:
         cos, sin = cos * factor, sin * factor
     return cos.to(dtype), sin.to(dtype)
-
-
-def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate each pair of dimensions of every head by its position's angle.
-
-    Args:
-        x: (batch, heads, seq, head_dim).
-        by: The result of :func:`rotation`, for all dimensions of a head or its first ones.
-
-    Returns:
-        As ``x``.
-    """
-    return rotate_halves(x, *by)
 
 
 def _stretched(periods: Tensor, theta: float, scaling: dict[str, Any]) -> Tensor:

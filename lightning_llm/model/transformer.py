@@ -25,6 +25,8 @@ from lightning_llm.model.weights import drawing, initialize
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents
 
+BlockHook = Callable[[Block], object] | None
+
 
 class Transformer(Compilable):
     """A decoder-only language model.
@@ -32,7 +34,8 @@ class Transformer(Compilable):
     Args:
         config: Its shape. ``vocab_size`` must be known.
         seed: Of the initial values (``model.weights``). ``None``: one draw from torch's global generator.
-        place: Called with each block as soon as it has its values: to move it, to shard it.
+        on_block: Called with each block as soon as it has its values: to move it, to shard it.
+        place: The earlier name of ``on_block``.
 
     Attributes:
         embed_positions: The part ``position``.
@@ -44,12 +47,13 @@ class Transformer(Compilable):
     """
 
     def __init__(
-        self, config: ModelConfig, *, seed: int | None = None, place: Callable[[Block], object] = lambda block: None
+        self, config: ModelConfig, *, seed: int | None = None, on_block: BlockHook = None, place: BlockHook = None
     ) -> None:
         super().__init__()
         if config.vocab_size is None:
             raise ValueError("vocab_size is None: give the tokenizer's number of entries")
         self.config = config
+        on_block = on_block or place
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
         with drawing(seed, ""):  # so that what torch's constructors draw leaves the global generator alone
@@ -69,7 +73,8 @@ class Transformer(Compilable):
                 initialize(block, of_layer, seed, path)
                 if of_layer.position != config.position:
                     self.null_position = Position(config)
-                place(block)
+                if on_block is not None:
+                    on_block(block)
                 self.layers.append(block)
 
     def tie_weights(self) -> None:

@@ -42,13 +42,49 @@ def differentiable_once(backward: Backward) -> Backward:
     return only_once
 
 
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    """Saves all inputs for backward, and all results but the first."""
+    ctx.save_for_backward(*inputs, *output[1:])
+
+
+def autograd_function(
+    name: str,
+    run: Callable[..., list[Tensor]],
+    gradients: Callable[..., tuple[Any, ...]],
+    run_backward: Callable[..., list[Tensor]],
+    *,
+    save: Callable[..., None] = save_inputs,
+) -> Callable[..., Tensor]:
+    """An operator outside of ``torch.compile``: an autograd Function that returns the first of the results.
+
+    Args:
+        name: Of its class.
+        run: As of :func:`custom_op`.
+        gradients: As of :func:`custom_op`; called with ``run_backward`` too.
+        run_backward: Computes the gradients.
+        save: As of :func:`custom_op`.
+    """
+
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        results = run(*inputs)
+        save(ctx, inputs, results)
+        return results[0]
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients(ctx, [grad], run_backward)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiable_once(backward))}
+    apply: Callable[..., Tensor] = type(name, (torch.autograd.Function,), methods).apply  # type: ignore[attr-defined]
+    return apply
+
+
 def custom_op(
     name: str,
     arguments: str,
     run: Callable[..., list[Tensor]],
     shapes: Callable[..., list[Tensor]],
     *,
-    save: Callable[..., None] | None = None,
+    save: Callable[..., None] = save_inputs,
     gradients: Callable[..., tuple[Any, ...]] | None = None,
 ) -> Callable[..., list[Tensor]]:
     """An operator that ``torch.compile`` does not trace into, so that it saves for backward what it says.

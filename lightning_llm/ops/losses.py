@@ -26,7 +26,6 @@ from lightning_llm.ops.loss_chunks import LossOptions, loss_and_gradients
 
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = ("mean", "sum", "none")
-TENSORS = 5  # hidden, weight, bias, targets, token_weights
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -99,7 +98,7 @@ def linear_cross_entropy(
     reject_transforms("linear_cross_entropy", "torch.nn.functional.cross_entropy")
     needed = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
-        loss: Tensor = _operator(*tensors, targets, token_weights, *options, list(needed), None)[0]
+        loss: Tensor = _operator(*tensors, targets, token_weights, list(needed), None, *options)[0]
     elif not any(needed):
         loss = loss_and_gradients(*tensors, targets, token_weights, options, needed)[0]
     else:
@@ -128,17 +127,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, [None] * 3  # handed over, so that scaling them needs no second copy
-        hidden, weight, bias, targets, token_weights = ctx.saved_tensors
+        inputs: tuple[Any, Any, Any, Any, Any] = ctx.saved_tensors  # hidden, weight, bias, targets, token_weights
         is_single = ctx.options.reduction == "none"
         if all(grad is None for grad in gradients):
-            needed, d_losses = ctx.needs_input_grad[:3], d_loss if is_single else None
-            inputs = hidden, weight, bias, targets, token_weights, ctx.options
-            _, gradients = loss_and_gradients(*inputs, needed, d_losses)
+            d_losses = d_loss if is_single else None
+            _, gradients = loss_and_gradients(*inputs, ctx.options, ctx.needs_input_grad[:3], d_losses)
         if not is_single and not (d_loss.device.type == "cpu" and d_loss.item() == 1):
             # on a GPU a tensor without dimensions would be rounded to the gradient's dtype before the multiplication
             factor = d_loss if d_loss.device.type == "cpu" else d_loss.view(1)
             gradients = [None if grad is None else grad.mul_(factor) for grad in gradients]
-        pairs = zip(gradients, (hidden, weight, bias), strict=True)
+        pairs = zip(gradients, inputs[:3], strict=True)
         return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None, None
 
 
@@ -200,45 +198,47 @@ def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore
 
 
 def _run(*inputs: Any) -> list[Tensor]:
-    hidden, weight, bias, targets, token_weights, *values, needed, d_losses = inputs
-    tensors, options = (hidden, weight, bias, targets, token_weights), LossOptions(*values)
-    loss, gradients = loss_and_gradients(*tensors, options, needed, d_losses)
+    hidden, weight, bias, targets, token_weights, needed, d_losses, *options = inputs
+    tensors = hidden, weight, bias, targets, token_weights
+    loss, gradients = loss_and_gradients(*tensors, LossOptions(*options), needed, d_losses)
     return [loss, *(gradient for gradient in gradients if gradient is not None)]
 
 
 def _empty_results(*inputs: Any) -> list[Tensor]:
-    tensors, targets, (*values, needed, d_losses) = inputs[:3], inputs[3], inputs[TENSORS:]
+    hidden, weight, bias, targets, _token_weights, needed, d_losses, *values = inputs
     options = LossOptions(*values)
     is_single, wide = options.reduction == "none", torch.promote_types(options.dtype, torch.float32)
-    loss = tensors[0].new_empty(targets.shape if is_single else (), dtype=wide)
+    loss = hidden.new_empty(targets.shape if is_single else (), dtype=wide)
     if is_single and d_losses is None:
         return [loss]
     half = wide if options.dtype == torch.float16 else None
-    needing = [t for t, need in zip(tensors, needed, strict=True) if need]
+    needing = [t for t, need in zip((hidden, weight, bias), needed, strict=True) if need]
     return [loss, *(t.new_empty(t.shape, dtype=half or t.dtype) for t in needing)]
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.options = LossOptions(*inputs[TENSORS:-2])
-    ctx.save_for_backward(*(inputs[:TENSORS] if ctx.options.reduction == "none" else output[1:]))
-    ctx.dtypes = [None if t is None else t.dtype for t in inputs[:3]]
+    hidden, weight, bias, targets, token_weights, _needed, _d_losses, *options = inputs
+    ctx.options = LossOptions(*options)
+    is_single = ctx.options.reduction == "none"
+    ctx.save_for_backward(*((hidden, weight, bias, targets, token_weights) if is_single else output[1:]))
+    ctx.dtypes = [None if t is None else t.dtype for t in (hidden, weight, bias)]
 
 
 def _scale_gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     needed = list(ctx.needs_input_grad[:3])
     if ctx.options.reduction == "none":
-        _, *found = _operator(*ctx.saved_tensors, *ctx.options, needed, grads[0])
+        _, *found = _operator(*ctx.saved_tensors, needed, grads[0], *ctx.options)
     else:
         found = [grad * grads[0] for grad in ctx.saved_tensors]
     left = iter(found)
     scaled = (next(left).to(dtype) if need else None for need, dtype in zip(needed, ctx.dtypes, strict=True))
-    return *scaled, *[None] * 11
+    return *scaled, *[None for _ in ctx.needs_input_grad[3:]]
 
 
-_INPUTS = (
-    "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? token_weights, SymInt ignore_index, "
-    "SymInt? num_chunks, float z_loss, str reduction, ScalarType dtype, SymInt? vocab_size, float label_smoothing, "
-    "bool[] needed, Tensor? d_losses"
+_INPUTS = (  # the last seven are the fields of LossOptions
+    "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? token_weights, bool[] needed, "
+    "Tensor? d_losses, SymInt ignore_index, SymInt? num_chunks, float z_loss, str reduction, ScalarType dtype, "
+    "SymInt? vocab_size, float label_smoothing"
 )
 _operator = custom_op(
     "linear_cross_entropy", _INPUTS, _run, _empty_results, save=_save_gradients, gradients=_scale_gradients

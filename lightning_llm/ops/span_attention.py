@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from lightning_llm.ops import sizes
-from lightning_llm.ops.autograd import custom_op, differentiable_once
+from lightning_llm.ops.attention import empty_gradients, part_of
+from lightning_llm.ops.autograd import autograd_function, custom_op
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -67,7 +68,7 @@ def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:
     """
     batch, seq = spans.start.shape
     mask = torch.zeros(batch, 1, seq, seq, dtype=dtype, device=spans.start.device)
-    return mask.masked_fill_(_hidden(spans.start, slice(0, seq), 0)[:, None], float("-inf"))
+    return mask.masked_fill_(_masked(spans.start, slice(0, seq), 0)[:, None], float("-inf"))
 
 
 def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> Tensor:
@@ -87,10 +88,7 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
         out: Tensor = _flex()(query, key, value, **fields, kernel_options=FLEX_OPTIONS)
         return out
     inputs = *(x.contiguous() for x in (query, key, value)), spans.start
-    if torch.compiler.is_compiling():
-        return _operator(*inputs)[0]
-    result: Tensor = _SpanAttention.apply(*inputs)  # type: ignore[no-untyped-call]
-    return result
+    return _operator(*inputs)[0] if torch.compiler.is_compiling() else _function(*inputs)
 
 
 # ---- FlexAttention
@@ -103,19 +101,19 @@ def with_flex_blocks(spans: Spans) -> Spans:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    first = spans.start
-    starts = torch.arange(0, first.shape[1], FLEX_BLOCK, device=first.device)
-    ends = (starts + FLEX_BLOCK).clamp(max=first.shape[1])
+    span_start = spans.start
+    starts = torch.arange(0, span_start.shape[1], FLEX_BLOCK, device=span_start.device)
+    ends = (starts + FLEX_BLOCK).clamp(max=span_start.shape[1])
     # (batch, blocks of queries, blocks of keys): whether a query of the block sees a key of the other; whether all do
-    some = (ends > first[:, starts, None]) & (starts <= starts[:, None])
-    every = (starts >= first[:, ends - 1, None]) & (starts < starts[:, None])
+    sees_any = (ends > span_start[:, starts, None]) & (starts <= starts[:, None])
+    sees_all = (starts >= span_start[:, ends - 1, None]) & (starts < starts[:, None])
 
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (key >= first[batch, query])
+    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key >= span_start[batch, query])
 
-    lengths = first.shape[1], first.shape[1]
-    listed = *_listed(some & ~every), *_listed(every)
-    return spans._replace(blocks=BlockMask.from_kv_blocks(*listed, FLEX_BLOCK, sees, seq_lengths=lengths))
+    lengths = span_start.shape[1], span_start.shape[1]
+    listed = *_listed(sees_any & ~sees_all), *_listed(sees_all)
+    return spans._replace(blocks=BlockMask.from_kv_blocks(*listed, FLEX_BLOCK, mask_mod, seq_lengths=lengths))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,43 +137,31 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 # ---- blocks of queries
 
 
-class _SpanAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*inputs)
-        return _forward(*inputs)[0]
-
-    @staticmethod
-    @differentiable_once
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward(d_out, *ctx.saved_tensors), None
-
-
-def _forward(query: Tensor, key: Tensor, value: Tensor, first: Tensor) -> list[Tensor]:
+def _forward(query: Tensor, key: Tensor, value: Tensor, span_start: Tensor) -> list[Tensor]:
     """The result, in a list. All inputs are contiguous."""
     out, tile = torch.empty_like(query), _tile(query, key)
     with torch.autocast(query.device.type, enabled=False):
-        for part in _parts(query, key, first):
-            _, _, p = _probabilities(query, key, first, part, tile)
+        for part in _parts(query, key, span_start):
+            _, _, p = _probabilities(query, key, span_start, part, tile)
             _queries(out, key, part).copy_(torch.bmm(p, _keys(value, part)).view_as(_queries(out, key, part)))
     return [out]
 
 
-def _backward(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, first: Tensor) -> list[Tensor]:
+def _backward(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, span_start: Tensor) -> list[Tensor]:
     """The gradients of queries, keys and values."""
     d_query, d_key, d_value = map(torch.empty_like, (query, key, value))
     tile, d_tile = _tile(query, key), _tile(query, key)
     scale = query.shape[-1] ** -0.5
     sums: tuple[Tensor, ...] = ()  # gradients of keys and values of the rows and heads of a part
     with torch.autocast(query.device.type, enabled=False):
-        for part in _parts(query, key, first):
+        for part in _parts(query, key, span_start):
             rows, heads, queries, keys = part
             if not queries.start:
                 wide = torch.promote_types(key.dtype, torch.float32)
                 sums = tuple(torch.zeros_like(key[rows, heads], dtype=wide).flatten(0, 1) for _ in range(2))
-            q, k, p = _probabilities(query, key, first, part, tile)
+            q, k, p = _probabilities(query, key, span_start, part, tile)
             d = _queries(d_out, key, part).reshape(q.shape)
-            d_scores = torch.bmm(d, _keys(value, part).mT, out=_of(d_tile, p.shape))
+            d_scores = torch.bmm(d, _keys(value, part).mT, out=part_of(d_tile, p.shape))
             torch.ops.aten._softmax_backward_data.out(d_scores, p, -1, d_scores.dtype, grad_input=d_scores)
             target = _queries(d_query, key, part)
             target.copy_(torch.bmm(d_scores, k).mul_(scale).view_as(target))
@@ -193,28 +179,28 @@ def _add(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _probabilities(
-    query: Tensor, key: Tensor, first: Tensor, part: _Part, tile: Tensor
+    query: Tensor, key: Tensor, span_start: Tensor, part: _Part, tile: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (rows × key heads, queries of a group, head_dim), keys, and the probabilities, in the tile."""
     groups, k = query.shape[1] // key.shape[1], _keys(key, part)
     q = _queries(query, key, part).reshape(k.shape[0], -1, k.shape[-1])
-    scores = _of(tile, torch.Size((k.shape[0], q.shape[1], k.shape[1])))
+    scores = part_of(tile, torch.Size((k.shape[0], q.shape[1], k.shape[1])))
     torch.baddbmm(scores, q, k.mT, beta=0, alpha=k.shape[-1] ** -0.5, out=scores)
-    hidden = _hidden(first[part[0]], part[2], part[3].start)  # (rows, queries, keys)
-    by_head = scores.view(hidden.shape[0], -1, groups, *hidden.shape[1:])
-    by_head.masked_fill_(hidden[:, None, None], float("-inf"))
+    masked = _masked(span_start[part[0]], part[2], part[3].start)  # (rows, queries, keys)
+    by_head = scores.view(masked.shape[0], -1, groups, *masked.shape[1:])
+    by_head.masked_fill_(masked[:, None, None], float("-inf"))
     return q, k, torch.softmax(scores, dim=-1, out=scores)
 
 
-def _parts(query: Tensor, key: Tensor, first: Tensor) -> Iterator[_Part]:
+def _parts(query: Tensor, key: Tensor, span_start: Tensor) -> Iterator[_Part]:
     """Some rows and key heads, one block of their queries, and the keys that this block sees."""
-    rows, some = sizes.span_heads(query.shape, key.shape[1], query.dtype.itemsize)
+    rows_at_once, heads_at_once = sizes.span_heads(query.shape, key.shape[1], query.dtype.itemsize)
     blocks = sizes.attention_blocks(query.shape[2])
-    for own in sizes.slices(query.shape[0], rows):
-        begins = first[own, :: blocks[0][1]].amin(dim=0).tolist()  # of the first query of each block
-        for of_heads in sizes.slices(key.shape[1], some):
-            for (start, end), begin in zip(blocks, begins, strict=True):
-                yield own, of_heads, slice(start, end), slice(begin, end)
+    for rows in sizes.slices(query.shape[0], rows_at_once):
+        first_keys = span_start[rows, :: blocks[0][1]].amin(dim=0).tolist()  # of the first query of each block
+        for heads in sizes.slices(key.shape[1], heads_at_once):
+            for (start, end), first_key in zip(blocks, first_keys, strict=True):
+                yield rows, heads, slice(start, end), slice(first_key, end)
 
 
 def _queries(tensor: Tensor, key: Tensor, part: _Part) -> Tensor:
@@ -225,43 +211,31 @@ def _queries(tensor: Tensor, key: Tensor, part: _Part) -> Tensor:
 
 def _keys(tensor: Tensor, part: _Part) -> Tensor:
     """(rows × key heads, keys, head_dim)."""
-    rows, heads, _, seen = part
-    return tensor[rows, heads, seen].flatten(0, 1)
+    rows, heads, _, keys = part
+    return tensor[rows, heads, keys].flatten(0, 1)
 
 
-def _hidden(first: Tensor, queries: slice, begin: int) -> Tensor:
-    """Which keys from ``begin`` to the last query's position a query does not see: (rows, queries, keys)."""
-    position = torch.arange(begin, queries.stop, device=first.device)
-    hidden = position < first[:, queries, None]
-    return hidden.logical_or_(position > position[queries.start - begin :, None])
+def _masked(span_start: Tensor, queries: slice, first_key: int) -> Tensor:
+    """Which keys from ``first_key`` to the last query's position a query does not see: (rows, queries, keys)."""
+    position = torch.arange(first_key, queries.stop, device=span_start.device)
+    masked = position < span_start[:, queries, None]
+    return masked.logical_or_(position > position[queries.start - first_key :, None])
 
 
 def _tile(query: Tensor, key: Tensor) -> Tensor:
     """A buffer for the scores of a part."""
     _, heads, seq, _ = query.shape
-    rows, some = sizes.span_heads(query.shape, key.shape[1], query.dtype.itemsize)
-    return query.new_empty(rows * some * heads // key.shape[1] * sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
+    rows, heads_at_once = sizes.span_heads(query.shape, key.shape[1], query.dtype.itemsize)
+    return query.new_empty(rows * heads_at_once * heads // key.shape[1] * sizes.even(seq, sizes.ATTENTION_ROWS) * seq)
 
 
-def _of(tile: Tensor, shape: torch.Size) -> Tensor:
-    return tile[: shape.numel()].view(shape)
+def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
+    return *(run or _operator_backward)(grads[0], *ctx.saved_tensors), None
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    return *_operator_backward(grads[0], *ctx.saved_tensors), None
-
-
-_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor first"
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor span_start"
+_function = autograd_function("_SpanAttention", _forward, _gradients, _backward)
 _operator = custom_op(
-    "span_attention", _INPUTS, _forward, lambda query, *_: [torch.empty_like(query)], save=_save, gradients=_gradients
+    "span_attention", _INPUTS, _forward, lambda query, *_: [torch.empty_like(query)], gradients=_gradients
 )
-_operator_backward = custom_op(
-    "span_attention_backward",
-    f"Tensor d_out, {_INPUTS}",
-    _backward,
-    lambda d_out, *inputs: [torch.empty_like(x) for x in inputs[:3]],
-)
+_operator_backward = custom_op("span_attention_backward", f"Tensor d_out, {_INPUTS}", _backward, empty_gradients)

@@ -48,7 +48,7 @@ from torch.nn import functional as F
 
 from lightning_llm.ops import sizes
 from lightning_llm.ops import swiglu_tiles as tiles
-from lightning_llm.ops.autograd import custom_op, differentiable_once, reject_transforms
+from lightning_llm.ops.autograd import autograd_function, custom_op, differentiable_once, reject_transforms
 from lightning_llm.ops.checks import check_chunks, check_weight
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.norm import rms_norm, rms_norm_function
@@ -118,13 +118,13 @@ def memory_optimized_swiglu(
     saves = checkpoint_level == 0
     needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *weights))
     if torch.compiler.is_compiling():
-        y: Tensor = _operator(x, *weights, *options, saves and needs_grad)[0]
+        y: Tensor = _operator(x, *weights, saves and needs_grad, *options)[0]
     elif not needs_grad:
         y = tiles.swiglu_forward(x, weights, options, saves=False)[0]
     elif _prefers_whole(x, weights, options, saves=saves):
         y = _swiglu_of_few_tokens(x, weights, options, saves=saves)
     else:
-        y = _SwiGLU.apply(x, *weights, *options, saves)  # type: ignore[no-untyped-call]
+        y = _function(x, *weights, saves, *options)
     return y
 
 
@@ -132,19 +132,6 @@ def _prefers_whole(x: Tensor, weights: Weights, options: Options, *, saves: bool
     (width, hidden), sizes_of = weights.gate.shape, (options.dtype.itemsize, weights.gate.dtype.itemsize)
     shape = x.numel() // hidden, hidden, width, *sizes_of, x.device.type
     return options.num_chunks is None and sizes.prefers_whole(*shape, saves=saves, has_norm=weights.norm is not None)
-
-
-class _SwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        results = _run(*inputs)
-        _save(ctx, inputs, results)
-        return results[0]
-
-    @staticmethod
-    @differentiable_once
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, [dy], _run_backward)
 
 
 def _swiglu_of_few_tokens(x: Tensor, weights: Weights, options: Options, *, saves: bool) -> Tensor:
@@ -233,49 +220,53 @@ def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> N
     check_chunks(num_chunks, width, "the intermediate width")
 
 
-def _run(x: Tensor, *rest: Any) -> list[Tensor]:
-    *weights, norm_eps, num_chunks, dtype, saves = rest
-    return tiles.swiglu_forward(x, Weights(*weights), Options(norm_eps, num_chunks, dtype), saves=saves)
+def _run(*inputs: Any) -> list[Tensor]:
+    x, gate, up, down, norm, saves, *options = inputs
+    return tiles.swiglu_forward(x, Weights(gate, up, down, norm), Options(*options), saves=saves)
 
 
-def _empty_results(x: Tensor, *rest: Any) -> list[Tensor]:
-    gate, *_, dtype, saves = rest
+def _empty_results(*inputs: Any) -> list[Tensor]:
+    x, gate, _up, _down, _norm, saves, *options = inputs
     saved = [(x.numel() // x.shape[-1], gate.shape[0])] * 2 if saves else []
-    return [x.new_empty(shape, dtype=dtype) for shape in (x.shape, *saved)]
+    return [x.new_empty(shape, dtype=Options(*options).dtype) for shape in (x.shape, *saved)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *tensors, norm_eps, num_chunks, dtype, _ = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.options = Options(norm_eps, num_chunks, dtype)
+    x, gate, up, down, norm, _saves, *options = inputs
+    ctx.save_for_backward(x, gate, up, down, norm, *output[1:])
+    ctx.options = Options(*options)
 
 
 def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] | None = None) -> tuple[Any, ...]:
     x, gate, up, down, norm, *saved = ctx.saved_tensors  # read once: checkpoint allows no more
-    needed = ctx.needs_input_grad[:5]
-    inputs = x, gate, up, down, norm, *ctx.options
-    found = iter((run or _operator_backward)(grads[0], *inputs, saved, list(needed)))
-    return *(next(found) if need else None for need in needed), None, None, None, None
+    inputs = x, gate, up, down, norm, saved, list(ctx.needs_input_grad[:5]), *ctx.options
+    found = iter((run or _operator_backward)(grads[0], *inputs))
+    return tuple(next(found) if need else None for need in ctx.needs_input_grad)
 
 
-def _run_backward(dy: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
-    *tensors, norm_eps, num_chunks, dtype, saved, needed = rest
-    weights, options = Weights(*tensors), Options(norm_eps, num_chunks, dtype)
+def _run_backward(dy: Tensor, *inputs: Any) -> list[Tensor]:
+    x, gate, up, down, norm, saved, needed, *values = inputs
+    weights, options = Weights(gate, up, down, norm), Options(*values)
     if x.is_cuda and _prefers_whole(x, weights, options, saves=bool(saved)):
         options = options._replace(num_chunks=1)  # compiled: matmuls of the whole width, as without the compiler
     grads = tiles.swiglu_backward(dy, x, weights, saved, options, tuple(needed))
     return [grad for grad in grads if grad is not None]
 
 
-def _empty_gradients(dy: Tensor, *rest: Any) -> list[Tensor]:
-    *tensors, _norm_eps, _num_chunks, _dtype, _saved, needed = rest
-    return [tensor.new_empty(tensor.shape) for tensor, need in zip(tensors, needed, strict=True) if need]
+def _empty_gradients(dy: Tensor, *inputs: Any) -> list[Tensor]:
+    x, gate, up, down, norm, _saved, needed, *_options = inputs
+    return [t.new_empty(t.shape) for t, need in zip((x, gate, up, down, norm), needed, strict=True) if need]
 
 
-_INPUTS = (
-    "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm, float norm_eps, SymInt? num_chunks, ScalarType dtype"
+_INPUTS = "Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? norm"
+_OPTIONS = "float norm_eps, SymInt? num_chunks, ScalarType dtype"  # the fields of Options
+_function = autograd_function("_SwiGLU", _run, _gradients, _run_backward, save=_save)
+_operator = custom_op(
+    "swiglu", f"{_INPUTS}, bool saves, {_OPTIONS}", _run, _empty_results, save=_save, gradients=_gradients
 )
-_operator = custom_op("swiglu", f"{_INPUTS}, bool saves", _run, _empty_results, save=_save, gradients=_gradients)
 _operator_backward = custom_op(
-    "swiglu_backward", f"Tensor dy, {_INPUTS}, Tensor[] saved, bool[] needed", _run_backward, _empty_gradients
+    "swiglu_backward",
+    f"Tensor dy, {_INPUTS}, Tensor[] saved, bool[] needed, {_OPTIONS}",
+    _run_backward,
+    _empty_gradients,
 )

@@ -54,11 +54,11 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, saves: bool
     a = x.new_empty(rows, width, dtype=options.dtype) if saves else g  # without saving, a overwrites g
     for block in sizes.slices(tokens, rows):
         size = block.stop - block.start
-        place = block if saves else slice(size)
+        target = block if saves else slice(size)
         h = normalized(x[block], weights.norm, options)
-        torch.mm(h, gate.t(), out=g[place])
-        torch.mm(h, up.t(), out=u[place])
-        torch.mm(gate_forward(g[place], u[place], a[:size]), down.t(), out=flat_y[block])
+        torch.mm(h, gate.t(), out=g[target])
+        torch.mm(h, up.t(), out=u[target])
+        torch.mm(gate_forward(g[target], u[target], a[:size]), down.t(), out=flat_y[block])
     return [y, g, u] if saves else [y]
 
 
@@ -78,7 +78,8 @@ def swiglu_backward(
     need_x, *need_weights, need_norm = needed
     dtype, device = options.dtype, x.device.type
     dx = x.new_empty(x.shape) if need_x else None
-    flat_dx, x, dy = None if dx is None else flat(dx), flat(x), flat(dy.to(dtype))
+    flat_dx = None if dx is None else flat(dx)
+    x, dy = flat(x), flat(dy.to(dtype))
     (tokens, hidden), width = x.shape, weights.gate.shape[0]
     rows = sizes.backward_rows(tokens, width, dtype.itemsize, device, weights.gate.dtype.itemsize)
     columns = sizes.chunk_columns(rows, width, dtype.itemsize, device, options.num_chunks)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lightning_llm.optim.base import ADAMW_STATE, STATE_DTYPES, Group, GroupOptimizer, local_shard
+from lightning_llm.optim.base import ADAMW_STATE, STATE_DTYPES, GroupOptimizer, ParamGroup, local_shard
 from lightning_llm.optim.rounding import rounding_update_
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -83,7 +83,7 @@ class AdamW(GroupOptimizer):
         defaults |= {"fused": fused, "state_dtype": state_dtype, "param_rounding": param_rounding}
         super().__init__(params, defaults)
 
-    def step_group(self, group: Group, offset: int) -> None:
+    def step_group(self, group: ParamGroup, offset: int) -> None:
         adamw_step(group, self.state, offset)
 
     def check_saved(self, state_dict: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class AdamW(GroupOptimizer):
                 )
 
 
-def adamw_step(group: Group, state: defaultdict[Tensor, Any], offset: int) -> None:
+def adamw_step(group: ParamGroup, state: defaultdict[Tensor, Any], offset: int) -> None:
     """One AdamW step for those of a group that have a gradient; ``offset`` as for ``GroupOptimizer.step_group``."""
     hyper = {name: group[name] for name in ("lr", "eps", "weight_decay")}
     hyper["beta1"], hyper["beta2"] = group["betas"]
@@ -106,9 +106,9 @@ def adamw_step(group: Group, state: defaultdict[Tensor, Any], offset: int) -> No
         fused = _is_fused(group["fused"], device) and contiguous
         update_ = partial(_fused_update_ if fused else adamw_update_, step=step, **hyper)
         for chunk in [rows] if fused and not rounding else _chunks(rows, contiguous=contiguous):
-            *columns, places = (list(column) for column in zip(*chunk, strict=True))
+            *columns, offsets = (list(column) for column in zip(*chunk, strict=True))
             if rounding:
-                rounding_update_(*columns, places=places, update_=update_, step=step, round_params=stochastic)
+                rounding_update_(*columns, offsets=offsets, update_=update_, step=step, round_params=stochastic)
             else:
                 update_(*columns)
 
@@ -153,11 +153,11 @@ def _is_fused(fused: bool | None, device: torch.device) -> bool:
     return fused is not False and device.type in FUSED_DEVICES
 
 
-def _buckets(group: Group, state: defaultdict[Tensor, Any], offset: int) -> dict[Bucket, list[Row]]:
+def _buckets(group: ParamGroup, state: defaultdict[Tensor, Any], offset: int) -> dict[Bucket, list[Row]]:
     """Counts the step and sorts parameters, gradients and averages by what one multi-tensor operation can take."""
     buckets: dict[Bucket, list[Row]] = defaultdict(list)
     for param in group["params"]:
-        place, offset = offset, offset + param.numel()
+        param_offset, offset = offset, offset + param.numel()
         if param.grad is None:
             continue
         own = state[param]
@@ -173,11 +173,11 @@ def _buckets(group: Group, state: defaultdict[Tensor, Any], offset: int) -> dict
         shards = [local_shard(tensor) for tensor in tensors]
         contiguous = all(shard.is_contiguous() for shard in shards)
         bucket = param.device, param.dtype, own["step"], contiguous
-        buckets[bucket].append((*shards, place + place_of_shard(param)))
+        buckets[bucket].append((*shards, param_offset + shard_offset(param)))
     return buckets
 
 
-def place_of_shard(param: Any) -> int:
+def shard_offset(param: Any) -> int:
     """Where this rank's shard begins in the whole tensor if only the first dimension is sharded, else 0."""
     if not hasattr(param, "to_local"):
         return 0
@@ -206,7 +206,7 @@ def _chunks(rows: list[Row], *, contiguous: bool) -> Iterator[list[Row]]:
 
 
 def _pieces(row: Row, limit: int, contiguous: bool) -> Iterator[Row]:
-    *tensors, place = row
+    *tensors, offset = row
     elements = row[0].numel()
     if elements <= limit:
         yield row
@@ -214,5 +214,5 @@ def _pieces(row: Row, limit: int, contiguous: bool) -> Iterator[Row]:
     flat = [tensor.view(-1) for tensor in tensors] if contiguous else tensors
     size = limit if contiguous else max(1, limit * len(row[0]) // elements)
     for piece in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
-        yield *piece, place
-        place += piece[0].numel()
+        yield *piece, offset
+        offset += piece[0].numel()

@@ -18,7 +18,7 @@ ADAMW_STATE = ["exp_avg", "exp_avg_sq", "step"]
 STATE_DTYPES = {None: None, "bfloat16": torch.bfloat16}
 ROUNDINGS = ("nearest", "stochastic")
 
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 T = TypeVar("T")
 Check = tuple[Callable[[Any], bool], str]  # whether a value fits, and what is expected
 
@@ -47,7 +47,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         "param_rounding": (lambda value: value in ROUNDINGS, " or ".join(ROUNDINGS)),
     }
 
-    def add_param_group(self, param_group: Group) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Adds a group, if its options and its parameters fit."""
         self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
@@ -55,7 +55,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         self._check_params(group)
         self.param_groups.append(group)
 
-    def _check_params(self, group: Group) -> None:
+    def _check_params(self, group: ParamGroup) -> None:
         for param in group["params"]:
             if param.is_complex():
                 raise ValueError(f"params must be real, got a tensor of {param.dtype}: pass torch.view_as_real of it")
@@ -78,7 +78,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         return loss
 
     @abc.abstractmethod
-    def step_group(self, group: Group, offset: int) -> None:
+    def step_group(self, group: ParamGroup, offset: int) -> None:
         """Updates the parameters of one group.
 
         Args:
@@ -123,7 +123,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
                 for average in {"exp_avg", "exp_avg_sq"} & state.keys():
                     state[average] = state[average].to(STATE_DTYPES[options["state_dtype"]] or param.dtype)
 
-    def _check_options(self, group: Group) -> None:
+    def _check_options(self, group: ParamGroup) -> None:
         raise_all(
             f"{name} must be {expected}, got {group[name]!r}"
             for name, (fits, expected) in self.checks.items()
@@ -147,7 +147,9 @@ def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) 
         problems.append(f"its parameter groups have {shown(there)}, here {shown(here)}: give the patterns of its run")
     params = [param for group in groups for param in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    for number, param in zip(numbers, params, strict=False) if len(numbers) == len(params) else ():
+    if len(numbers) != len(params):
+        return problems
+    for number, param in zip(numbers, params, strict=True):
         for name, value in saved["state"].get(number, {}).items():
             shape = tuple(getattr(value, "shape", ()))
             is_floating = getattr(value, "dtype", torch.int64).is_floating_point

@@ -26,7 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_llm.io.options import check_options, option, raise_all
-from lightning_llm.optim.base import Group as Group
+from lightning_llm.optim.base import ParamGroup as ParamGroup
 from lightning_llm.optim.base import group_by, is_not_negative
 
 HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS = "hidden_matrices", "matrices", "embeddings", "vectors"
@@ -67,7 +67,7 @@ def param_groups(
     heads: Collection[str] = HEADS,
     rules: Sequence[GroupRule] = (),
     lr_factors: Mapping[str, float] | None = None,
-) -> list[Group]:
+) -> list[ParamGroup]:
     """Sorts the trainable parameters into groups for an optimizer; empty groups are left out.
 
     Args:
@@ -95,11 +95,11 @@ def param_groups(
         group, *_ = names = labels[param]
         return group, _first(by_pattern, names), _first(factors, names)
 
-    groups: list[Group] = []
+    groups: list[ParamGroup] = []
     divided = group_by(labels, division).items()
     for (name, pattern, further), params in sorted(divided, key=lambda item: list(decays).index(item[0][0])):
         patterns = [used for used in (pattern, further) if used]
-        group: Group = {"params": params, "name": ":".join([name, *patterns])}
+        group: ParamGroup = {"params": params, "name": ":".join([name, *patterns])}
         rule = by_pattern[pattern] if pattern else GroupRule(pattern="*")
         factor = factors[further] if further else 1.0
         decay = float(decays[name]) if rule.weight_decay_factor is None else rule.weight_decay_factor
@@ -131,7 +131,7 @@ def apply_group_factors(optimizer: Optimizer) -> Optimizer:
 own_rates = apply_group_factors  # its name in version 0.1
 
 
-def check_coverage(module: nn.Module, groups: Iterable[Group]) -> None:
+def check_coverage(module: nn.Module, groups: Iterable[ParamGroup]) -> None:
     """Checks that groups, ours or the user's own, hold every trainable parameter exactly once.
 
     Raises:

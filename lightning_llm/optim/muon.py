@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lightning_llm.accounting.hardware import BF16_FEATURES, cpu_features
-from lightning_llm.optim.adamw import adamw_step, place_of_shard
-from lightning_llm.optim.base import Check, Group, GroupOptimizer, group_by, is_decay_rate, local_shard
+from lightning_llm.optim.adamw import adamw_step, shard_offset
+from lightning_llm.optim.base import Check, GroupOptimizer, ParamGroup, group_by, is_decay_rate, local_shard
 from lightning_llm.optim.groups import HIDDEN_MATRICES
 from lightning_llm.optim.rounding import round_params_
 
@@ -100,7 +100,7 @@ class MuonAdamW(GroupOptimizer):
         defaults |= {"fused": fused, "state_dtype": state_dtype, "param_rounding": param_rounding}
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: Group) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Adds a group, after choosing its algorithm and checking its options."""
         if "algorithm" not in param_group and "name" in param_group:
             is_hidden = param_group["name"].partition(":")[0] == HIDDEN_MATRICES
@@ -112,14 +112,14 @@ class MuonAdamW(GroupOptimizer):
             )
         super().add_param_group(param_group)
 
-    def _check_params(self, group: Group) -> None:
+    def _check_params(self, group: ParamGroup) -> None:
         super()._check_params(group)
-        for param in group["params"] if group["algorithm"] == "muon" else ():
-            if param.ndim != 2:
+        for param in group["params"]:
+            if group["algorithm"] == "muon" and param.ndim != 2:
                 shape = tuple(param.shape)
                 raise ValueError(f"Muon takes matrices, got a parameter of shape {shape}: use algorithm 'adamw'")
 
-    def step_group(self, group: Group, offset: int) -> None:
+    def step_group(self, group: ParamGroup, offset: int) -> None:
         if group["algorithm"] == "muon":
             muon_step(group, self.state, offset, self.replicas)
         else:
@@ -137,7 +137,7 @@ class MuonAdamW(GroupOptimizer):
                 raise ValueError(f"the optimizer state has no {min(missing)}: it was not saved by MuonAdamW")
 
 
-def muon_step(group: Group, state: defaultdict[Tensor, Any], offset: int = 0, replicas: Any = None) -> None:
+def muon_step(group: ParamGroup, state: defaultdict[Tensor, Any], offset: int = 0, replicas: Any = None) -> None:
     """One Muon step for the matrices of one group that have a gradient.
 
     Args:
@@ -146,9 +146,10 @@ def muon_step(group: Group, state: defaultdict[Tensor, Any], offset: int = 0, re
         offset: As for ``GroupOptimizer.step_group``.
         replicas: As of :class:`MuonAdamW`.
     """
-    places: dict[Tensor, int] = {}
+    offsets: dict[Tensor, int] = {}
     for param in group["params"]:
-        places[param], offset = offset + place_of_shard(param), offset + param.numel()
+        offsets[param] = offset + shard_offset(param)
+        offset += param.numel()
         if param.grad is not None and not state[param]:
             state[param]["momentum_buffer"] = torch.zeros_like(param)
     for params in _stacks([param for param in group["params"] if param.grad is not None], state, replicas):
@@ -166,7 +167,7 @@ def muon_step(group: Group, state: defaultdict[Tensor, Any], offset: int = 0, re
         if is_rounded:
             for param in params:
                 state[param]["step"] = state[param].get("step", 0) + 1
-            round_params_(weights, wide, places=[places[param] for param in params], step=state[params[0]]["step"])
+            round_params_(weights, wide, offsets=[offsets[param] for param in params], step=state[params[0]]["step"])
 
 
 def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -219,7 +220,7 @@ def _stacks(params: list[Tensor], state: defaultdict[Tensor, Any], replicas: Any
         yield from (stack[start : start + height] for start in range(0, len(stack), height))
 
 
-def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: Group) -> Tensor:
+def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: ParamGroup) -> Tensor:
     """Orthogonalizes matrices, or the rows of them that this process has, in the layout that they came in.
 
     Args:

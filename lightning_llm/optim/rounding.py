@@ -42,20 +42,20 @@ def round_stochastically_(values: Tensor, noise: Tensor) -> None:
 
 
 def rounding_noise(
-    places: Iterable[tuple[int, int]], *, step: int, device: torch.device | str = "cpu"
+    ranges: Iterable[tuple[int, int]], *, step: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Two streams of 16 random bits for each index: int32 tensors of the lengths' sum, each value from 0 to 65535.
 
     Args:
-        places: Ranges (start, length) of the numbers' indices among all parameters. Indices that differ by
-            a multiple of 2³² get the same bits.
+        ranges: (start, length) of the numbers' indices among all parameters. Indices that differ by a multiple of 2³²
+            get the same bits.
         step: Number of the step.
         device: Where to compute it; the bits do not depend on it.
     """
     key = _mixed(step)
     offset, whitener = key & 0xFFFFFFFF, torch.tensor(_signed(key >> 32), dtype=torch.int32)
     words = []
-    for start, length in places:
+    for start, length in ranges:
         word = torch.arange(length, dtype=torch.int32, device=device)
         words.append(word.mul_(_FIRST).add_(_signed(start * _FIRST + offset)))
     word = words[0] if len(words) == 1 else torch.cat(words)
@@ -73,7 +73,7 @@ def rounding_update_(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     *,
-    places: list[int],
+    offsets: list[int],
     update_: Callable[..., None],
     step: int,
     round_params: bool = False,
@@ -85,7 +85,7 @@ def rounding_update_(
         grads: Their gradients; not changed.
         exp_avgs: First averages, bfloat16.
         exp_avg_sqs: Second averages, likewise.
-        places: Index of the first number of each, among all parameters.
+        offsets: Index of the first number of each, among all parameters.
         update_: Updates parameters and averages of one dtype in place; called with the first four.
         step: Number of this step.
         round_params: Whether parameters, which are bfloat16, are rounded stochastically too; else to the nearest.
@@ -100,10 +100,10 @@ def rounding_update_(
     ]
     update_(wide_params, wide_grads, *views)
     if round_params:
-        round_params_(params, wide_params, places=places, step=step)
+        round_params_(params, wide_params, offsets=offsets, step=step)
     elif dtype != params[0].dtype:
         torch._foreach_copy_(params, wide_params)
-    noises = rounding_noise(zip(places, lengths, strict=True), step=step, device=params[0].device)
+    noises = rounding_noise(zip(offsets, lengths, strict=True), step=step, device=params[0].device)
     for tensors, average, shaped, noise in zip((exp_avgs, exp_avg_sqs), averages, views, noises, strict=True):
         values = average.float()
         round_stochastically_(values, noise)
@@ -112,15 +112,15 @@ def rounding_update_(
         torch._foreach_copy_(tensors, shaped)
 
 
-def round_params_(params: list[Tensor], values: list[Tensor], *, places: list[int], step: int) -> None:
+def round_params_(params: list[Tensor], values: list[Tensor], *, offsets: list[int], step: int) -> None:
     """Copies float32 values to bfloat16 parameters, rounded stochastically, with other noise than the averages'.
 
-    ``places`` and ``step`` are those of :func:`rounding_update_`.
+    ``offsets`` and ``step`` are those of :func:`rounding_update_`.
     """
     lengths = [param.numel() for param in params]
     flat = torch.cat([value.reshape(-1) for value in values])
     # steps count from 1: below 0 are other words
-    round_stochastically_(flat, rounding_noise(zip(places, lengths, strict=True), step=-step, device=flat.device)[0])
+    round_stochastically_(flat, rounding_noise(zip(offsets, lengths, strict=True), step=-step, device=flat.device)[0])
     rounded = torch.split(flat, lengths)
     torch._foreach_copy_(params, [each.view(param.shape) for each, param in zip(rounded, params, strict=True)])
 

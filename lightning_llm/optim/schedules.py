@@ -40,12 +40,12 @@ def cosine_lr(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, dec
         warmup_steps: The step at which the warm-up ends.
         decay_steps: The step, counted from 0, at which the decay ends.
     """
-    return _decayed_lr(step, _cosine_left, (min_lr, max_lr), warmup_steps, (warmup_steps, decay_steps))
+    return _decayed_lr(step, _cosine_left, min_lr, max_lr, warmup_steps, start=warmup_steps, end=decay_steps)
 
 
 def linear_lr(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, decay_steps: int) -> float:
     """Linear warm-up to ``max_lr`` and a straight line to ``min_lr``; arguments as in ``cosine_lr``."""
-    return _decayed_lr(step, _linear_left, (min_lr, max_lr), warmup_steps, (warmup_steps, decay_steps))
+    return _decayed_lr(step, _linear_left, min_lr, max_lr, warmup_steps, start=warmup_steps, end=decay_steps)
 
 
 def wsd_lr(
@@ -70,14 +70,13 @@ def wsd_lr(
         shape: Of the decay: ``linear``, or ``sqrt`` for 1 - √progress (Hägele et al. 2024, "Scaling Laws and
             Compute-Optimal Training Beyond Fixed Training Durations", arXiv:2405.18392, section 3: it does better).
     """
-    return _decayed_lr(step, _DECAYS[shape], (min_lr, max_lr), warmup_steps, (decay_start, decay_steps))
+    return _decayed_lr(step, _DECAYS[shape], min_lr, max_lr, warmup_steps, start=decay_start, end=decay_steps)
 
 
 def _decayed_lr(
-    step: int, left: Callable[[float], float], lrs: tuple[float, float], warmup_steps: int, decay: tuple[int, int]
+    step: int, left: Callable[[float], float], min_lr: float, max_lr: float, warmup_steps: int, *, start: int, end: int
 ) -> float:
     """Warm-up, then the higher of two rates until the decay starts, then the lower one once the decay has ended."""
-    (min_lr, max_lr), (start, end) = lrs, decay
     if step < start:
         return constant_lr(step, max_lr=max_lr, warmup_steps=warmup_steps)
     progress = min(1.0, (step - start) / (end - start)) if end > start else float(step > end)
@@ -185,7 +184,8 @@ class _WarmupDecay(_Warmup):
                 f"{type(self).__name__} does not know at which step the run ends: give it decay_steps, or set "
                 "trainer.max_steps or trainer.max_epochs"
             )
-        return _decayed_lr(step, self.left, (self.min_lr_ratio, 1.0), self.warmup_steps, (self.decay_start(end), end))
+        start = self.decay_start(end)
+        return _decayed_lr(step, self.left, self.min_lr_ratio, 1.0, self.warmup_steps, start=start, end=end)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
+from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_sharded
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.base import local_shard
@@ -135,7 +135,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
         def write(content: Any) -> None:
             main, own = content
-            write_folder(main, own, path, process=rank, processes=world, agree=self._any_failed)
+            write_sharded(main, own, path, process=rank, processes=world, agree=self._any_failed)
 
         files.write(write, (rest if rank == 0 else {}, shards))
 
@@ -255,7 +255,7 @@ def build_sharded(
     """
     policy = MixedPrecisionPolicy(param_dtype, None if param_dtype is None else torch.float32)
     transformer = Transformer(
-        config, seed=seed, place=lambda block: fully_shard(block.to(device), mesh=mesh, mp_policy=policy)
+        config, seed=seed, on_block=lambda block: fully_shard(block.to(device), mesh=mesh, mp_policy=policy)
     ).to(device)
     fully_shard(transformer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return transformer

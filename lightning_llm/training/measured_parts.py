@@ -68,8 +68,8 @@ def _measured(kind: str, alike: Layers, precision: str, dtype: torch.dtype, cont
         return _affine([scale * case[name] for case in figures], seq)
 
     with torch.device("meta"):
-        part = _built(kind, alike.config, alike.places[:2][-1])
-        different = alike.places if kind == "attention" or kind in alike.config.custom_parts else ()
+        part = _built(kind, alike.config, alike.indices[:2][-1])
+        different = alike.indices if kind == "attention" or kind in alike.config.custom_parts else ()
         more = sum(_elements(_built(kind, alike.config, layer)) - _elements(part) for layer in different)
     return MeasuredPart(
         parameters=_elements(part),
@@ -85,10 +85,10 @@ def _measured(kind: str, alike: Layers, precision: str, dtype: torch.dtype, cont
 
 def _cases(kind: str, alike: Layers, seq: int, precision: str, dtype: torch.dtype) -> list[dict[str, float]]:
     """The figures of one row and of two, and of one row of half the length, for the second of several layers."""
-    config, (first_place, second_place) = alike.config, (alike.places[0], alike.places[:2][-1])
-    part, norm = (_built(each, config, layer).to(dtype) for each, layer in ((kind, second_place), ("norm", 0)))
-    has_earlier = kind in IN_CONTEXT and first_place != second_place
-    first = _built(kind, config, first_place).to(dtype) if has_earlier else part
+    config, first_index, second_index = alike.config, alike.indices[0], alike.indices[:2][-1]
+    part, norm = _built(kind, config, second_index).to(dtype), _built("norm", config, 0).to(dtype)
+    has_earlier = kind in IN_CONTEXT and first_index != second_index
+    first = _built(kind, config, first_index).to(dtype) if has_earlier else part
     needs_position = kind in (*IN_CONTEXT, "position")
     position = _built("position", config).to(dtype) if needs_position else Position(config)
     classes = config.vocab_rows if kind == "loss" else 1

@@ -23,7 +23,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.loss import CrossEntropy
 from lightning_llm.model.weights import lr_factors
 from lightning_llm.optim.adamw import AdamW
-from lightning_llm.optim.groups import Group, GroupRule, apply_group_factors, param_groups
+from lightning_llm.optim.groups import GroupRule, ParamGroup, apply_group_factors, param_groups
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget
 from lightning_llm.training.callbacks.run_record import missing_callbacks
@@ -247,11 +247,11 @@ class LanguageModel(LightningModule):
         config: Any = {"scheduler": scheduler, "interval": "step", "frequency": 1, "reduce_on_plateau": False}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
-    def groups_of(self, module: nn.Module) -> list[Group]:
+    def groups_of(self, module: nn.Module) -> list[ParamGroup]:
         """The parameter groups of this module or of its transformer; a ``ValueError`` if a rule decides nothing."""
         return param_groups(module, rules=self.groups, lr_factors=lr_factors(self.architecture))
 
-    def optimizer_over(self, groups: list[Group]) -> Optimizer:
+    def optimizer_over(self, groups: list[ParamGroup]) -> Optimizer:
         """The optimizer, with a learning rate for each group.
 
         Raises:

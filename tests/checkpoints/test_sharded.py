@@ -12,7 +12,7 @@ from lightning_llm.checkpoints.reading import (
     read_checkpoint,
     read_outline,
 )
-from lightning_llm.checkpoints.sharded import MARK, PROCESSES, Rows, write_folder
+from lightning_llm.checkpoints.sharded import MARK, PROCESSES, Rows, write_sharded
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.runs.find import find_checkpoint
 from tests.checkpoints.conftest import Code
@@ -32,7 +32,7 @@ def write(path, *, fails=(), processes=2):
             torch.save(parts[1], path.with_name(f".{path.name}.tmp") / "shard-00001.pt")
         return failed or len(votes) in fails
 
-    write_folder(content, parts[0], path, process=0, processes=processes, agree=agree)
+    write_sharded(content, parts[0], path, process=0, processes=processes, agree=agree)
     return votes
 
 

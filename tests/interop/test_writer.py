@@ -17,7 +17,7 @@ from lightning_llm.generation import generate
 from lightning_llm.interop import export_model
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.interop.weights import _write_file
-from lightning_llm.interop.writer import RunRecord, model_card
+from lightning_llm.interop.writer import SourceRun, model_card
 from tests.ops.judged import relative_error
 
 from .conftest import GPT, MODELS, SIZES
@@ -201,7 +201,7 @@ def test_the_card_tells_config_data_and_metrics(build, tokenizer, tmp_path):
         "trainer": {"max_steps": 250, "default_root_dir": "somewhere"},
     }
     metrics = {"val_loss": 1.5, "best_val_loss": 1.25, "steps": 250, "bits_per_byte": float("nan"), "checkpoint": "x"}
-    record = RunRecord("best.ckpt", 200, metrics, config)
+    record = SourceRun("best.ckpt", 200, metrics, config)
     export_model(build("gpt2"), tokenizer.to_str(), tmp_path / "out", record=record)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "as `GPT2LMHeadModel`" in card
@@ -219,7 +219,7 @@ def test_the_card_tells_config_data_and_metrics(build, tokenizer, tmp_path):
 
 def test_no_value_of_a_config_ends_its_block_in_the_card(build):
     hostile = {"data": {"corpus": "a\n```\n# headline\n````\n[link](http://x)"}}
-    card = model_card(build("gpt2").config, "LlamaForCausalLM", None, RunRecord("x.ckpt", 7, None, hostile))
+    card = model_card(build("gpt2").config, "LlamaForCausalLM", None, SourceRun("x.ckpt", 7, None, hostile))
     begin = card.index("`````yaml\n")
     block = card[begin : card.index("\n`````", begin)]
     assert yaml.safe_load(block.partition("\n")[2]) == hostile

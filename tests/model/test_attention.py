@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_llm import ModelConfig
-from lightning_llm.model.attention import CausalSelfAttention, attention_kernel
-from lightning_llm.model.attention import _attend as attend
+from lightning_llm.model.attention import CausalSelfAttention, _attention_by_form, attention_kernel
 from lightning_llm.model.context import Context, Shared
 from lightning_llm.model.position import Position
 from lightning_llm.ops import sizes
@@ -48,7 +47,7 @@ def test_grouped_keys_are_expanded_where_torch_would_take_its_plain_form(
     with fake_cuda():
         query, key, value = (torch.empty(2, n, 6, 16, device="cuda", dtype=dtype) for n in (HEADS, KV_HEADS, KV_HEADS))
         mask = torch.zeros(2, 1, 6, 6, device="cuda", dtype=dtype) if has_mask else None
-        attend(query, key, value, mask, 0.0, causal=not has_mask)
+        _attention_by_form(query, key, value, mask, 0.0)
     assert calls == [(heads, heads, heads == KV_HEADS, not has_mask)]
 
 
@@ -64,7 +63,7 @@ def test_without_gradients_lengths_vary_and_cudnn_would_plan_each(fake_cuda, mon
         with fake_cuda():
             query = torch.empty(2, HEADS, 600, 16, device=device, dtype=torch.bfloat16)
             query = query.requires_grad_(needs_grad) if device == "cpu" else Demanding(query, needs_grad)
-            attend(query, query, query, None, 0.0, causal=True)
+            _attention_by_form(query, query, query, None, 0.0)
     assert seen == [False, True, True]
 
 

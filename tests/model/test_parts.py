@@ -42,65 +42,60 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 EXPERTS = with_arguments("mixture_of_experts", num_experts=4, top_k=2)
-PARTS = {  # what differs from the usual model, and by how much its memory may differ from the estimate
-    "usual": ({}, 0.05),
-    "swiglu": ({"mlp": "swiglu"}, 0.05),
-    "geglu": ({"mlp": "geglu"}, 0.05),
-    "gelu": ({"mlp": "gelu"}, 0.05),
-    "gelu_tanh": ({"mlp": "gelu_tanh"}, 0.05),
-    "relu": ({"mlp": "relu"}, 0.05),
-    "relu2": ({"mlp": "relu2"}, 0.05),
-    "experts": ({"mlp": EXPERTS}, 0.05),
-    "window": ({"attention": with_arguments("sliding_window", window=5)}, 0.05),
-    "window and full": ({"attention": with_arguments("sliding_window", window=5, every=2)}, 0.05),
-    "softcap": ({"attention": with_arguments("full", softcap=2.0)}, 0.05),
-    "window and softcap": ({"attention": with_arguments("sliding_window", window=5, softcap=2.0)}, 0.05),
-    "gated attention": ({"attention": "gated"}, 0.05),
-    "a gate per head": ({"attention": with_arguments("gated", per="head")}, 0.05),
-    "value residual": ({"attention": with_arguments("value_residual", share=0.3)}, 0.05),
-    "canon": ({"attention": "canon"}, 0.05),
-    "gated DeltaNet": ({"attention": "gated_delta_net", "num_key_value_heads": 4, "position": "none"}, 0.05),
-    "latent attention": (
-        {
-            "attention": with_arguments("latent", rank=12),
-            "partial_rotary_factor": 0.5,
-            "num_key_value_heads": 4,
-        },
-        0.05,
-    ),
-    "qk-norm": ({"qk_norm": True}, 0.05),
-    "layernorm": ({"norm": "layernorm"}, 0.05),
-    "dynamic tanh": ({"norm": with_arguments("dynamic_tanh", alpha=0.7)}, 0.05),
-    "post": ({"block": "post"}, 0.05),
-    "sandwich": ({"block": "sandwich"}, 0.05),
-    "no positions": ({"position": "none"}, 0.05),
-    "learned positions": ({"position": "learned"}, 0.05),
-    "alibi": ({"position": "alibi"}, 0.05),
-    "partial rope": ({"partial_rotary_factor": 0.5}, 0.05),
-    "z-loss and smoothing": ({"loss": with_arguments("cross_entropy", z_loss=0.01, label_smoothing=0.1)}, 0.05),
-    "yarn": ({"rope_scaling": YARN}, 0.05),
-    "every other layer": (
-        {"layers": [{"attention": "gated_delta_net", "num_key_value_heads": 4, "position": "none"}, {}]},
-        0.05,
-    ),
-    "a layer without positions": ({"layers": [{"position": "none"}, {}]}, 0.05),
-    "layers of three kinds": (
-        {
-            "num_hidden_layers": 4,
-            "layers": [
-                {"mlp": EXPERTS, "qk_norm": True},
-                {"attention": with_arguments("sliding_window", window=5), "position": "none"},
-                {"mlp": "gelu", "intermediate_size": 56, "num_key_value_heads": 4},
-            ],
-        },
-        0.05,
-    ),
+PARTS = {  # what differs from the usual model
+    "usual": {},
+    "swiglu": {"mlp": "swiglu"},
+    "geglu": {"mlp": "geglu"},
+    "gelu": {"mlp": "gelu"},
+    "gelu_tanh": {"mlp": "gelu_tanh"},
+    "relu": {"mlp": "relu"},
+    "relu2": {"mlp": "relu2"},
+    "experts": {"mlp": EXPERTS},
+    "window": {"attention": with_arguments("sliding_window", window=5)},
+    "window and full": {"attention": with_arguments("sliding_window", window=5, every=2)},
+    "softcap": {"attention": with_arguments("full", softcap=2.0)},
+    "window and softcap": {"attention": with_arguments("sliding_window", window=5, softcap=2.0)},
+    "gated attention": {"attention": "gated"},
+    "a gate per head": {"attention": with_arguments("gated", per="head")},
+    "value residual": {"attention": with_arguments("value_residual", share=0.3)},
+    "canon": {"attention": "canon"},
+    "gated DeltaNet": {"attention": "gated_delta_net", "num_key_value_heads": 4, "position": "none"},
+    "latent attention": {
+        "attention": with_arguments("latent", rank=12),
+        "partial_rotary_factor": 0.5,
+        "num_key_value_heads": 4,
+    },
+    "qk-norm": {"qk_norm": True},
+    "layernorm": {"norm": "layernorm"},
+    "dynamic tanh": {"norm": with_arguments("dynamic_tanh", alpha=0.7)},
+    "post": {"block": "post"},
+    "sandwich": {"block": "sandwich"},
+    "no positions": {"position": "none"},
+    "learned positions": {"position": "learned"},
+    "alibi": {"position": "alibi"},
+    "partial rope": {"partial_rotary_factor": 0.5},
+    "z-loss and smoothing": {"loss": with_arguments("cross_entropy", z_loss=0.01, label_smoothing=0.1)},
+    "yarn": {"rope_scaling": YARN},
+    "every other layer": {
+        "layers": [{"attention": "gated_delta_net", "num_key_value_heads": 4, "position": "none"}, {}]
+    },
+    "a layer without positions": {"layers": [{"position": "none"}, {}]},
+    "layers of three kinds": {
+        "num_hidden_layers": 4,
+        "layers": [
+            {"mlp": EXPERTS, "qk_norm": True},
+            {"attention": with_arguments("sliding_window", window=5), "position": "none"},
+            {"mlp": "gelu", "intermediate_size": 56, "num_key_value_heads": 4},
+        ],
+    },
 }
 EXAMPLE_PARTS = {
-    "layer scale": ({"block": with_arguments("layer_scale.LayerScale", initial=0.5)}, 0.05),
-    "multi-token prediction": ({"loss": "multi_token.MultiToken"}, 0.06),  # measured: 5.4 % above in bf16
+    "layer scale": {"block": with_arguments("layer_scale.LayerScale", initial=0.5)},
+    "multi-token prediction": {"loss": "multi_token.MultiToken"},
 }
 ALL = {**PARTS, **EXAMPLE_PARTS}
+TOLERANCE = 0.05  # by which the memory of a part may differ from its estimate
+TOLERANCES = {"multi-token prediction": 0.06}  # measured: 5.4% above in bf16
 EXPORTED = {
     "attention": {"full"},
     "mlp": BUILT_IN["mlp"].keys() - {"mixture_of_experts"},
@@ -126,7 +121,7 @@ def _examples_on_path():
 
 
 def config_of(name, **changes):
-    return ModelConfig(**{**SIZES, **ALL[name][0], **changes})
+    return ModelConfig(**{**SIZES, **ALL[name], **changes})
 
 
 def made(name, **changes):
@@ -228,7 +223,7 @@ def test_documents_are_as_if_alone_and_recomputing_changes_nothing(name, recompu
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_the_estimate_agrees_with_the_meter(name, precision):
     sizes = {"hidden_size": 64, "intermediate_size": 160, "max_position_embeddings": 512, "vocab_size": 300}
-    config, tolerance = config_of(name, **sizes), ALL[name][1]
+    config, tolerance = config_of(name, **sizes), TOLERANCES.get(name, TOLERANCE)
     step = {"rows": 3, "context_length": 200, "precision": precision}
     peak = second_step(config, loss_chunks=None, accumulation=1, **step)[0]
     measured = measure_parts(config, precision, 200)
@@ -279,8 +274,8 @@ ALONE = [(name,) for name in ALL if not any(name in names for names in TOGETHER)
 @pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids=" + ".join)
 def test_compiled_blocks_give_the_same_gradients(names):
     torch.compiler.reset()
-    changes = {field: value for name in names for field, value in ALL[name][0].items()}
-    assert len(changes) == sum(len(ALL[name][0]) for name in names)  # each name is another part
+    changes = {field: value for name in names for field, value in ALL[name].items()}
+    assert len(changes) == sum(len(ALL[name]) for name in names)  # each name is another part
     eager, compiled = (made("usual", **changes).double() for _ in range(2))  # where rounding hides nothing
     for layer in compiled.transformer.layers:
         layer.compile(backend="aot_eager")

@@ -7,15 +7,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lightning_llm import ModelConfig, Transformer
-from lightning_llm.model.position import rotate, rotation
+from lightning_llm.model.position import rotation
+from lightning_llm.ops.rotation import rotate_halves
 from tests.model.made import YARN, attention_run, config, written_out
 
 
 def test_a_part_of_each_head_is_rotated():
     x = torch.randn(2, 4, 9, 10, dtype=torch.float64)
     cos_sin = rotation(torch.arange(9), 6, 100.0, torch.float64)
-    got = rotate(x, cos_sin)
-    torch.testing.assert_close(got[..., :6], rotate(x[..., :6], cos_sin))
+    got = rotate_halves(x, *cos_sin)
+    torch.testing.assert_close(got[..., :6], rotate_halves(x[..., :6], *cos_sin))
     assert torch.equal(got[..., 6:], x[..., 6:])
     model = Transformer(config(partial_rotary_factor=0.6))
     assert model.embed_positions.prepare(torch.arange(9), torch.float32)[0].shape == (9, 3)

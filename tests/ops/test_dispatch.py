@@ -36,7 +36,7 @@ def test_on_cuda_the_matmul_gives_float32(fake_cuda, accumulate, dtype):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_products_and_sums(device, accumulate, dtype):
+def test_matmuls_and_sums(device, accumulate, dtype):
     """On CUDA nothing is rounded to the dtype of the factors; into a part of a wider matrix, too."""
     torch.manual_seed(0)
     left, right = (torch.randn(shape, device=device).to(dtype) for shape in ((50, 70), (70, 30)))

@@ -17,12 +17,12 @@ VOCAB, HIDDEN, WIDTH, TOKENS = 19, 12, 20, 6
 class Model(nn.Module):
     """Embedding, two MLPs, tied head, by the operators or by their plain forms."""
 
-    def __init__(self, *, optimised):
+    def __init__(self, *, memory_optimized):
         super().__init__()
         torch.manual_seed(0)
-        self.optimised = optimised
+        self.memory_optimized = memory_optimized
         self.embed = nn.Embedding(VOCAB, HIDDEN)
-        self.mlps = nn.ModuleList(MLP(level, optimised=optimised) for level in (0, 1, 2))
+        self.mlps = nn.ModuleList(MLP(level, memory_optimized=memory_optimized) for level in (0, 1, 2))
 
     def forward(self, ids, targets):
         x = self.embed(ids)
@@ -30,22 +30,22 @@ class Model(nn.Module):
             y = mlp(x)
             y += x  # FSDP2 hangs its hooks on what a module returns: on a view they would be lost here
             x = y
-        if self.optimised:
+        if self.memory_optimized:
             return linear_cross_entropy(x, self.embed.weight, targets, num_chunks=2)
         return F.cross_entropy(F.linear(x, self.embed.weight), targets)
 
 
 class MLP(nn.Module):
-    def __init__(self, level, *, optimised):
+    def __init__(self, level, *, memory_optimized):
         super().__init__()
-        self.level, self.optimised = level, optimised
+        self.level, self.memory_optimized = level, memory_optimized
         self.norm = nn.Parameter(torch.rand(HIDDEN) + 1)
         shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
         self.gate, self.up, self.down = (nn.Parameter(torch.randn(s) / 4) for s in shapes)
 
     def forward(self, x):
         weights = (self.gate, self.up, self.down)
-        if self.optimised:
+        if self.memory_optimized:
             return memory_optimized_swiglu(
                 x, *weights, checkpoint_level=self.level, num_chunks=3, norm_weight=self.norm
             )
@@ -59,7 +59,7 @@ def batch(rank, step):
 
 def expected_gradients():
     """Of the mean over two processes, summed over two micro-batches."""
-    model = Model(optimised=False)
+    model = Model(memory_optimized=False)
     for rank in range(2):
         for step in range(2):
             (model(*batch(rank, step)) / 2).backward()
@@ -69,14 +69,14 @@ def expected_gradients():
 def compare_gradients(rank):
     expected = expected_gradients()
 
-    replicated = DistributedDataParallel(Model(optimised=True))
+    replicated = DistributedDataParallel(Model(memory_optimized=True))
     for step in range(2):
         with replicated.no_sync() if step == 0 else contextlib.nullcontext():
             replicated(*batch(rank, step)).backward()
     for name, parameter in replicated.module.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name])
 
-    sharded = Model(optimised=True)
+    sharded = Model(memory_optimized=True)
     for mlp in sharded.mlps:
         fully_shard(mlp)
     fully_shard(sharded)

@@ -27,7 +27,8 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton")
 
 SCRIPT = """
 import torch
-from test_swiglu import assert_as_good_as_plain as judge_mlp, make_inputs as mlp_inputs, optimised, plain as mlp_plain
+from test_swiglu import assert_as_good_as_plain as judge_mlp, make_inputs as mlp_inputs
+from test_swiglu import memory_optimized, plain as mlp_plain
 from test_losses import all_options, assert_as_good_as_plain as judge_loss, make_inputs as loss_inputs, ours, plain
 from lightning_llm.ops import kernels, sizes
 from lightning_llm.ops.dispatch import kernels_for
@@ -40,14 +41,14 @@ for dtype in (torch.float32, torch.float16):  # the interpreter cuts float32 off
     # the width: below a block, a whole number of blocks, one column more
     for shape in ((5, 23, 77), (1, 7, 3), (2, 3, 8, 64), (3, 1, 33)):
         for level in (0, 1):
-            judge_mlp(optimised(level, num_chunks=2), mlp_plain, mlp_inputs(shape, with_norm=False), dtype)
+            judge_mlp(memory_optimized(level, num_chunks=2), mlp_plain, mlp_inputs(shape, with_norm=False), dtype)
     sizes.LOGITS_MULTIPLE["cpu"] = {torch.float32: 1, torch.float16: 16}[dtype]  # rows with a rest, or without
     for options in ({}, {"reduction": "none", "z_loss": 0.1}, {"reduction": "sum", "num_chunks": 3}):
         for shape in ((5, 23, 77), (9, 16, 5), (2, 3, 8, 64), (24, 16, 65)):
             judge_loss(*loss_inputs(shape), dtype, **options)
             judge_loss(*loss_inputs(shape), dtype, **options | all_options(shape))
 
-assert optimised(1)(*mlp_inputs((5, 23, 77), with_norm=False, dtype=torch.bfloat16)).dtype == torch.bfloat16
+assert memory_optimized(1)(*mlp_inputs((5, 23, 77), with_norm=False, dtype=torch.bfloat16)).dtype == torch.bfloat16
 inputs, targets = loss_inputs((4, 8, 5), torch.float32)  # vocabulary below a block; no bias; no gradients
 inputs = [t.detach() * 30 for t in inputs]
 torch.testing.assert_close(ours(*inputs, targets), plain(*inputs, targets))

@@ -239,7 +239,7 @@ def test_empty_shapes(shape):
         assert all(t.grad.shape == t.shape and t.grad.isfinite().all() for t in inputs)
 
 
-# What is kept, how it may be used -------------------------------------------------------------------------------------
+# What is saved, how it may be used ------------------------------------------------------------------------------------
 
 VOCAB, HIDDEN = 1000, 32
 
@@ -248,10 +248,10 @@ def meter_of(tokens, dtype=torch.float32, *, grad=True, **options):
     inputs, targets = make_inputs((tokens, HIDDEN, VOCAB), dtype)
     with MemoryMeter([*inputs, targets]) as meter, torch.set_grad_enabled(grad):
         loss = ours(*inputs, targets, num_chunks=tokens // 64, **options)
-        kept = meter.live_bytes
+        saved = meter.live_bytes
         if grad:
             loss.backward()
-    return meter.peak_bytes, kept
+    return meter.peak_bytes, saved
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -279,8 +279,8 @@ def test_backward_makes_no_second_copy_of_the_gradients():
 
 
 def test_without_gradients_there_is_no_work_for_them():
-    peak, kept = meter_of(512, grad=False)
-    assert kept <= 4  # the loss
+    peak, saved = meter_of(512, grad=False)
+    assert saved <= 4  # the loss
     assert peak < 64 * VOCAB * 4 + 512 * 64
     (hidden, weight, bias), targets = make_inputs((4, 5, 7))
     with torch.inference_mode():

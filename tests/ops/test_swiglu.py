@@ -1,4 +1,4 @@
-"""The memory-optimized SwiGLU: as exact as the plain one in the same dtype, and keeping what it says it keeps."""
+"""The memory-optimized SwiGLU: as exact as the plain one in the same dtype, and saving what it says it saves."""
 
 import math
 
@@ -35,7 +35,7 @@ def plain(x, gate, up, down, norm=None):
     return swiglu_reference(x, gate, up, down)
 
 
-def optimised(level, **options):
+def memory_optimized(level, **options):
     def function(x, gate, up, down, norm=None):
         return memory_optimized_swiglu(x, gate, up, down, checkpoint_level=level, norm_weight=norm, **options)
 
@@ -59,14 +59,14 @@ def tiles(request, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_error_is_at_most_twice_the_plain_ones(level, shape, dtype, tiles):
-    assert_as_good_as_plain(optimised(level), plain, make_inputs(shape, with_norm=level == 2), dtype)
+    assert_as_good_as_plain(memory_optimized(level), plain, make_inputs(shape, with_norm=level == 2), dtype)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("autocast", HALVES)
 def test_error_under_autocast(level, autocast, tiles):
     assert_as_good_as_plain(
-        optimised(level), plain, make_inputs((5, 123, 77), with_norm=level == 2), torch.float32, autocast
+        memory_optimized(level), plain, make_inputs((5, 123, 77), with_norm=level == 2), torch.float32, autocast
     )
 
 
@@ -76,7 +76,7 @@ def test_error_under_autocast(level, autocast, tiles):
 def test_error_at_level_2_under_autocast_on_a_gpu(compiled, tiles):
     inputs = [t.detach().cuda() for t in make_inputs((5, 123, 77), with_norm=True)]
     torch.compiler.reset()
-    function = torch.compile(optimised(2), fullgraph=True) if compiled else optimised(2)
+    function = torch.compile(memory_optimized(2), fullgraph=True) if compiled else memory_optimized(2)
     assert_as_good_as_plain(function, plain, inputs, torch.float32, torch.bfloat16)
 
 
@@ -85,56 +85,56 @@ def test_error_at_level_2_under_autocast_on_a_gpu(compiled, tiles):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_of_any_number_of_chunks(num_chunks, level, dtype):
     inputs = make_inputs((40, 123, 77), with_norm=level == 2)
-    assert_as_good_as_plain(optimised(level, num_chunks=num_chunks), plain, inputs, dtype)
+    assert_as_good_as_plain(memory_optimized(level, num_chunks=num_chunks), plain, inputs, dtype)
 
 
 def test_many_chunks_and_blocks_lose_no_bits_in_bf16(monkeypatch):
     monkeypatch.setattr(sizes, "prefers_whole", lambda *_, **__: False)
     # bf16 sums of 512 chunks, or of 128 blocks, would have several times the plain one's error
     inputs = make_inputs((512, 16, 512), with_norm=False)
-    assert_as_good_as_plain(optimised(1, num_chunks=512), plain, inputs, torch.bfloat16)
+    assert_as_good_as_plain(memory_optimized(1, num_chunks=512), plain, inputs, torch.bfloat16)
     monkeypatch.setattr(sizes, "LONGEST_BLOCK", 4)
-    assert_as_good_as_plain(optimised(1), plain, inputs, torch.bfloat16)
+    assert_as_good_as_plain(memory_optimized(1), plain, inputs, torch.bfloat16)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_gradients_by_finite_differences(level, tiles):
     inputs = make_inputs((2, 4, 5, 33), with_norm=level == 2)
-    assert torch.autograd.gradcheck(optimised(level), inputs)
-    assert torch.autograd.gradcheck(optimised(level, num_chunks=3), inputs)
+    assert torch.autograd.gradcheck(memory_optimized(level), inputs)
+    assert torch.autograd.gradcheck(memory_optimized(level, num_chunks=3), inputs)
 
 
 def test_a_norm_may_stand_in_front_at_every_level():
     inputs = make_inputs((5, 12, 7), with_norm=True)
     for level in (0, 1):
-        torch.testing.assert_close(optimised(level)(*inputs), plain(*inputs))
+        torch.testing.assert_close(memory_optimized(level)(*inputs), plain(*inputs))
     shifted = memory_optimized_swiglu(*inputs[:4], checkpoint_level=2, norm_weight=inputs[4], norm_eps=10.0)
     torch.testing.assert_close(shifted, swiglu_reference(F.rms_norm(inputs[0], (12,), inputs[4], 10.0), *inputs[1:4]))
 
 
-# What is kept ---------------------------------------------------------------------------------------------------------
+# What is saved --------------------------------------------------------------------------------------------------------
 
 
-def kept_and_peak(level, tokens, dtype=torch.float32, autocast=None, hidden=32, width=96):
+def saved_and_peak(level, tokens, dtype=torch.float32, autocast=None, hidden=32, width=96):
     inputs = make_inputs((tokens, hidden, width), with_norm=level == 2, dtype=dtype)
     dy = torch.ones(tokens, hidden, dtype=autocast or dtype)
     with MemoryMeter([*inputs, dy]) as meter:
         with torch.autocast("cpu", autocast, enabled=autocast is not None):
-            y = optimised(level)(*inputs)
-        kept = meter.live_bytes - y.untyped_storage().nbytes()
+            y = memory_optimized(level)(*inputs)
+        saved = meter.live_bytes - y.untyped_storage().nbytes()
         meter.reset_peak()
         y.backward(dy)
-    return kept, meter.peak_bytes
+    return saved, meter.peak_bytes
 
 
 @pytest.mark.parametrize(
     ("dtype", "autocast"), [(torch.float32, None), (torch.float32, torch.bfloat16), (HALVES[0], None)]
 )
-def test_kept_for_backward(dtype, autocast, tiles):
+def test_saved_for_backward(dtype, autocast, tiles):
     size = (autocast or dtype).itemsize
-    assert kept_and_peak(0, 50, dtype, autocast)[0] == 2 * 50 * 96 * size  # g and u
-    assert kept_and_peak(1, 50, dtype, autocast)[0] == 0  # beyond x, which was there before
-    assert kept_and_peak(2, 50, dtype, autocast)[0] == 0
+    assert saved_and_peak(0, 50, dtype, autocast)[0] == 2 * 50 * 96 * size  # g and u
+    assert saved_and_peak(1, 50, dtype, autocast)[0] == 0  # beyond x, which was there before
+    assert saved_and_peak(2, 50, dtype, autocast)[0] == 0
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -143,25 +143,25 @@ def test_peak_grows_with_the_tokens_only_by_input_and_output(level, dtype, monke
     monkeypatch.setattr(sizes, "LONGEST_BLOCK", 16)
     monkeypatch.setattr(sizes, "SHORTEST_BLOCK", 16)
     monkeypatch.setattr(sizes, "TILE_BYTES", {"cpu": 16 * 16 * 4})
-    (_, short), (_, long) = kept_and_peak(level, 128, dtype), kept_and_peak(level, 256, dtype)
+    (_, short), (_, long) = saved_and_peak(level, 128, dtype), saved_and_peak(level, 256, dtype)
     per_token = 2 * 32 + (2 * 96 if level == 0 else 0)  # y and dx; g and u
     assert long - short == 128 * per_token * dtype.itemsize
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_nothing_is_kept_without_gradients(level):
+def test_nothing_is_saved_without_gradients(level):
     inputs = make_inputs((5, 12, 7), with_norm=level == 2)
     for context in (torch.no_grad(), torch.inference_mode()):
         with context, MemoryMeter(inputs) as meter:
-            y = optimised(level)(*inputs)
+            y = memory_optimized(level)(*inputs)
         assert meter.live_bytes == y.untyped_storage().nbytes()
         assert y.grad_fn is None
     frozen = [t.detach() for t in inputs]
-    assert optimised(level)(*frozen).grad_fn is None
+    assert memory_optimized(level)(*frozen).grad_fn is None
 
 
-class CountProducts(TorchDispatchMode):
-    """Floating-point operations of matrix products, in units of ``2 · tokens · hidden · intermediate``."""
+class CountMatmuls(TorchDispatchMode):
+    """Floating-point operations of matmuls, in units of ``2 · tokens · hidden · intermediate``."""
 
     def __init__(self, unit):
         super().__init__()
@@ -175,29 +175,29 @@ class CountProducts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     @property
-    def products(self):
+    def matmuls(self):
         return self.flops / self.unit
 
 
-# By index of the one input that requires a gradient: x, gate, up, down, norm. da is a product, too.
+# By index of the one input that requires a gradient: x, gate, up, down, norm. da is a matmul, too.
 ONE_INPUT = {0: 3, 1: 2, 2: 2, 3: 1, 4: 3}
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_no_product_is_wasted(level, tiles):
+def test_no_matmul_is_wasted(level, tiles):
     again = 0 if level == 0 else 2
     inputs = make_inputs((10, 12, 32), with_norm=level == 2)
     unit = 2 * 10 * 12 * 32
-    with CountProducts(unit) as count:
-        optimised(level)(*inputs).sum().backward()
-    assert count.products == 9 + again
+    with CountMatmuls(unit) as count:
+        memory_optimized(level)(*inputs).sum().backward()
+    assert count.matmuls == 9 + again
     for wanted in range(len(inputs)):
         some = [t.detach().requires_grad_(i == wanted) for i, t in enumerate(inputs)]
-        with CountProducts(unit) as count:
-            optimised(level)(*some).sum().backward()
-        assert count.products == 3 + ONE_INPUT[wanted] + again
+        with CountMatmuls(unit) as count:
+            memory_optimized(level)(*some).sum().backward()
+        assert count.matmuls == 3 + ONE_INPUT[wanted] + again
         assert [t.grad is not None for t in some] == [i == wanted for i in range(len(inputs))]
-        every = torch.autograd.grad(optimised(level)(*inputs).sum(), inputs)[wanted]
+        every = torch.autograd.grad(memory_optimized(level)(*inputs).sum(), inputs)[wanted]
         torch.testing.assert_close(some[wanted].grad, every)
 
 
@@ -208,7 +208,7 @@ def test_no_product_is_wasted(level, tiles):
 def test_inputs_are_not_written_and_backward_can_be_repeated(level, tiles):
     inputs = make_inputs((7, 12, 40), with_norm=level == 2, dtype=torch.float32)
     copies = [t.detach().clone() for t in inputs]
-    y = optimised(level)(*inputs)
+    y = memory_optimized(level)(*inputs)
     first = torch.autograd.grad(y.sum(), inputs, retain_graph=True)
     second = torch.autograd.grad(y.sum(), inputs)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -225,7 +225,7 @@ def test_an_input_may_be_used_twice(level):
 
     inputs = make_inputs((5, 12, 12), with_norm=level == 2)
     inputs = [inputs[0], *[inputs[1]] * 3, *inputs[4:]]  # the same matrix three times
-    ours = torch.autograd.grad(twice(optimised(level))(*inputs).sum(), inputs[:2])
+    ours = torch.autograd.grad(twice(memory_optimized(level))(*inputs).sum(), inputs[:2])
     torch.testing.assert_close(ours, torch.autograd.grad(twice(plain)(*inputs).sum(), inputs[:2]))
 
 
@@ -238,7 +238,7 @@ def test_tensors_need_not_be_contiguous(level, tiles):
 
     inputs[2] = torch.randn(40, 24, dtype=torch.float64, requires_grad=True)
     results = []
-    for function in (optimised(level), plain):
+    for function in (memory_optimized(level), plain):
         y = function(*strided(*inputs))
         results.append([y, *torch.autograd.grad(y.transpose(0, 1)[..., ::2].sum(), inputs)])  # a strided gradient
     torch.testing.assert_close(*results)
@@ -248,7 +248,7 @@ def test_tensors_need_not_be_contiguous(level, tiles):
 @pytest.mark.parametrize("level", LEVELS)
 def test_empty_shapes(level, shape):
     inputs = make_inputs(shape, with_norm=True)
-    y = optimised(level)(*inputs)
+    y = memory_optimized(level)(*inputs)
     assert y.shape == inputs[0].shape
     y.sum().backward()
     assert all(torch.equal(t.grad, torch.zeros_like(t)) for t in inputs)
@@ -259,25 +259,25 @@ def test_empty_shapes(level, shape):
 @pytest.mark.usefixtures("tiles")
 def test_under_activation_checkpointing(level, reentrant):
     inputs = make_inputs((5, 12, 7), with_norm=level == 2)
-    expected = torch.autograd.grad(optimised(level)(*inputs).sum(), inputs)
-    checkpoint(optimised(level), *inputs, use_reentrant=reentrant).sum().backward()
+    expected = torch.autograd.grad(memory_optimized(level)(*inputs).sum(), inputs)
+    checkpoint(memory_optimized(level), *inputs, use_reentrant=reentrant).sum().backward()
     assert all(torch.equal(t.grad, e) for t, e in zip(inputs, expected, strict=True))
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_compiled_in_one_graph_it_keeps_no_more(level):
+def test_compiled_in_one_graph_it_saves_no_more(level):
     torch.compiler.reset()
     inputs = make_inputs((5, 12, 7), with_norm=level == 2, dtype=torch.float32)
 
     def function(*tensors):
-        return optimised(level)(*tensors) * 2
+        return memory_optimized(level)(*tensors) * 2
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = compiled(*inputs)
     allowed = {t.data_ptr() for t in inputs}
-    assert sum(t.numel() for t in kept if t.data_ptr() not in allowed) == (2 * 5 * 7 if level == 0 else 0)
+    assert sum(t.numel() for t in saved if t.data_ptr() not in allowed) == (2 * 5 * 7 if level == 0 else 0)
     torch.testing.assert_close(y, function(*inputs))
     torch.testing.assert_close(
         torch.autograd.grad(y.sum(), inputs), torch.autograd.grad(function(*inputs).sum(), inputs)
@@ -305,21 +305,21 @@ def test_compiled_it_decides_on_a_gpu_as_without_the_compiler(tokens, hidden, wi
             dy, x = (torch.empty(tokens, hidden, device=device, dtype=torch.bfloat16) for _ in range(2))
             weights = [torch.empty(width, hidden, device=device)] * 2 + [torch.empty(hidden, width, device=device)]
             saved = [torch.empty(tokens, width, device=device, dtype=torch.bfloat16)] * 2
-            swiglu._run_backward(dy, x, *weights, None, 1e-6, None, torch.bfloat16, saved, [True] * 4 + [False])
+            swiglu._run_backward(dy, x, *weights, None, saved, [True] * 4 + [False], 1e-6, None, torch.bfloat16)
     assert [options.num_chunks for options in found] == [chunks, None]
 
 
 def test_what_it_cannot_do_is_said():
     inputs = make_inputs((5, 12, 7), with_norm=False)
     with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-        torch.autograd.grad(optimised(0)(*inputs).sum(), inputs, create_graph=True)
+        torch.autograd.grad(memory_optimized(0)(*inputs).sum(), inputs, create_graph=True)
     for transform in (torch.func.grad, torch.func.jacrev):
         with pytest.raises(
             NotImplementedError, match=r"memory_optimized_swiglu does not work .*: use swiglu_reference"
         ):
-            transform(lambda x: optimised(0)(x, *inputs[1:]).sum())(inputs[0])
+            transform(lambda x: memory_optimized(0)(x, *inputs[1:]).sum())(inputs[0])
     with pytest.raises(NotImplementedError, match=r"torch\.func"):
-        torch.vmap(lambda x: optimised(0)(x, *inputs[1:]))(inputs[0])
+        torch.vmap(lambda x: memory_optimized(0)(x, *inputs[1:]))(inputs[0])
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

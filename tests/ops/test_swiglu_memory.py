@@ -69,7 +69,7 @@ def test_peak_over_shapes(width, precision, accumulates):
             check(*width, tokens, precision, accumulates=accumulates)
 
 
-def test_with_few_tokens_kept_gradients_are_added_to_one_by_one():
+def test_with_few_tokens_accumulated_gradients_are_added_to_one_by_one():
     """Three new gradients at once are less than the peak."""
     options = {"tokens": 16, "hidden": 64, "autocast": None, "accumulates": True}
     for level in (0, 1, 2):

@@ -82,7 +82,7 @@ def test_in_place_has_the_bits_of_the_reference():
     assert torch.equal(bits(ours.nan_to_num(1.5)), bits(theirs.nan_to_num(1.5)))
 
 
-def hashed(place, step):
+def hashed(index, step):
     """The noise in Python's own whole numbers."""
     key = step * 0x9E3779B97F4A7C15 % 2**64
     key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -92,7 +92,7 @@ def hashed(place, step):
     def shifted(word):  # the sign fills
         return word ^ (word >> 15 | (0xFFFE0000 if word >> 31 else 0))
 
-    word = shifted((place * 0x2C1B3C6D + key) % 2**32)
+    word = shifted((index * 0x2C1B3C6D + key) % 2**32)
     word = shifted((word * 0x297A2D39 + (key >> 32)) % 2**32)
     word = word * 0x7FEB352D % 2**32
     return (word ^ word >> 16) & 0xFFFF, word >> 16
@@ -100,7 +100,7 @@ def hashed(place, step):
 
 @pytest.mark.parametrize("start", [0, 12345, 2**31 - 20, 2**32 - 20, 10**12])
 @pytest.mark.parametrize("step", [1, 2, 10**6])
-def test_noise_is_a_hash_of_place_and_step(start, step):
+def test_noise_is_a_hash_of_index_and_step(start, step):
     first, second = rounding_noise([(start, 40)], step=step)
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == [hashed(start + i, step) for i in range(40)]
 
@@ -136,7 +136,7 @@ def test_noise_is_uniform():
         assert abs(chi_square - 4095) < quantile(2) * math.sqrt(2 * 4095)
 
 
-def test_streams_steps_and_places_are_independent():
+def test_streams_steps_and_indices_are_independent():
     """Correlations of n independent pairs are normal with standard deviation 1 / √n."""
     count, lags = 2**18, (1, 2, 3, 64, 128, 1024, 65536)
     first, second, later, last = (
@@ -151,11 +151,11 @@ def test_streams_steps_and_places_are_independent():
         assert abs((a * b).mean().item()) < quantile(len(pairs)) / math.sqrt(len(a))
 
 
-def test_one_place_has_independent_noise_at_its_steps():
-    steps, places = 1000, 32
-    noises = [torch.cat(rounding_noise([(17, places)], step=step)) for step in range(1, steps + 1)]
+def test_one_index_has_independent_noise_at_its_steps():
+    steps, count = 1000, 32
+    noises = [torch.cat(rounding_noise([(17, count)], step=step)) for step in range(1, steps + 1)]
     noise = torch.stack(noises).double().sub(32767.5).div(2**16 / math.sqrt(12))
-    bound = quantile(2 * places + 4 * places + places * (2 * places - 1)) / math.sqrt(steps - 8)
+    bound = quantile(2 * count + 4 * count + count * (2 * count - 1)) / math.sqrt(steps - 8)
     assert noise.mean(0).abs().max() < bound
     for lag in (1, 2, 4, 8):
         assert (noise[lag:] * noise[:-lag]).mean(0).abs().max() < bound

@@ -232,7 +232,7 @@ def test_the_adamw_half_of_muon_takes_it_and_keeps_it_when_loaded():
     assert first.state[whole[1]]["exp_avg"].dtype == torch.bfloat16
     assert torch.equal(whole[0], halves[0])
     assert_same(everything(first, whole[1:]), everything(after, halves[1:]))
-    adamw_alone = run(AdamW(alone, lr=0.01, state_dtype="bfloat16"), alone, 6)  # the places count Muon's numbers too
+    adamw_alone = run(AdamW(alone, lr=0.01, state_dtype="bfloat16"), alone, 6)  # the offsets count Muon's numbers too
     assert_same(everything(first, whole[1:]), everything(adamw_alone, alone[1:]))
 
 

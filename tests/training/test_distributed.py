@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_folder
+from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_sharded
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.model.plain import is_plain
@@ -125,7 +125,7 @@ def in_two_processes(rank, folder):
         content = {"state_dict": sharded.state_dict(), "optimizer_states": [optimizers[1].state_dict()], "step": 3}
         rest = split(content, shards)
         path = Path(folder) / f"{name}.ckpt"
-        write_folder(rest, shards, path, process=rank, processes=2, agree=agree)
+        write_sharded(rest, shards, path, process=rank, processes=2, agree=agree)
         read, lazy = read_checkpoint(path), read_checkpoint(path, mmap=True)
         assert read["step"] == 3
         for key, value in sharded.state_dict().items():
@@ -226,17 +226,18 @@ def test_a_group_of_gloo_is_made_once_and_only_beside_another_backend(monkeypatc
     distributed._gloo_group.cache_clear()
 
 
-def test_no_process_holds_two_whole_blocks_while_the_model_is_made():
+@pytest.mark.parametrize("argument", ["on_block", "place"])  # its earlier name
+def test_no_process_holds_two_whole_blocks_while_the_model_is_made(argument):
     whole = []
 
-    def place(block):
+    def on_block(block):
         assert all(len(list(layer.parameters())) == 0 for layer in whole)
         for module in block.modules():
             for name, _ in list(module.named_parameters(recurse=False)):
                 delattr(module, name)  # as sharding leaves a part of it
         whole.append(block)
 
-    assert len(Transformer(config(num_hidden_layers=5), place=place).layers) == len(whole) == 5
+    assert len(Transformer(config(num_hidden_layers=5), **{argument: on_block}).layers) == len(whole) == 5
 
 
 @pytest.mark.parametrize("given", ["fsdp", "fsdp_cpu_offload"])

@@ -86,7 +86,7 @@ def test_a_new_built_in_part_is_measured(monkeypatch, kind):
     assert step_memory(config, measured=measured, **STEP).step_peak == pytest.approx(peak, rel=0.05)
 
 
-def test_parts_of_some_layers_are_counted_at_their_own_places():
+def test_parts_of_some_layers_are_counted_at_their_own_indices():
     own = {"mlp": WiderWithDepth}
     config = ModelConfig(**{**SIZES, "num_hidden_layers": 5}, layers=[{}, own])
     built = sum(parameter.numel() for parameter in Transformer(config).parameters())

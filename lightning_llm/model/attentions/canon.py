@@ -34,7 +34,7 @@ class CausalConvolution(nn.Conv1d):
     def forward(self, x: Tensor, context: Context) -> Tensor:  # type: ignore[override]
         """(batch, seq, channels) -> (batch, seq, channels)."""
         seq, before = x.shape[1], self.kernel_size[0] - 1
-        place, weight = torch.arange(seq, device=x.device), self.weight[:, 0].to(x.dtype)
+        position, weight = torch.arange(seq, device=x.device), self.weight[:, 0].to(x.dtype)
         if context.cache is None:
             seen = F.pad(x, (0, 0, before, 0))  # (batch, before + seq, channels)
         else:
@@ -47,7 +47,7 @@ class CausalConvolution(nn.Conv1d):
         for back in range(1, before + 1):
             earlier = seen[:, before - back : before - back + seq]
             if context.spans is not None:
-                earlier = earlier.masked_fill((place - back < context.spans.start)[..., None], 0)
+                earlier = earlier.masked_fill((position - back < context.spans.start)[..., None], 0)
             out = torch.addcmul(out, earlier, weight[:, before - back])
         return out
 

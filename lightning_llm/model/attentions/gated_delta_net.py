@@ -115,14 +115,14 @@ def gated_delta_rule(
     """
     seq = query.shape[2]
     chunk = min(chunk, seq)
-    place = torch.arange(seq, device=query.device)
-    start = torch.zeros_like(place)[None] if start is None else start
+    position = torch.arange(seq, device=query.device)
+    start = torch.zeros_like(position)[None] if start is None else start
     state = query.new_zeros(*query.shape[:2], query.shape[-1], value.shape[-1]) if state is None else state
     outputs = []
     for first in range(0, seq, chunk):
         part = slice(first, first + chunk)
         q, k, v, beta = query[:, :, part], key[:, :, part], value[:, :, part], strength[:, :, part, None]
-        g, begin, own = log_decay[:, :, part].cumsum(dim=-1), start[:, None, part, None], place[part]
+        g, begin, own = log_decay[:, :, part].cumsum(dim=-1), start[:, None, part, None], position[part]
         seen = (own <= own[:, None]) & (own >= begin)  # (batch, 1, chunk, chunk)
         fade = (g[..., :, None] - g[..., None, :]).masked_fill(~seen, -math.inf).exp()
         old = g.exp()[..., None] * (begin < max(first, 1))  # what is left of the state before the chunk

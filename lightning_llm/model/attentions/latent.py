@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lightning_llm.model.attention import attend
+from lightning_llm.model.attention import dot_product_attention
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context
 from lightning_llm.model.norm import RMSNorm
@@ -66,7 +66,7 @@ class LatentAttention(nn.Module):
             both = self._by_head(self.kv_proj(latent[:, 0]))
             key, value = torch.split(both, [self._unrotated, self.head_dim], dim=-1)
             key = torch.cat((rotated.expand(-1, self.heads, -1, -1), key), dim=-1)
-            mixed = attend(query, key, value, context, dropout=dropout)
+            mixed = dot_product_attention(query, key, value, context, dropout=dropout)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -86,5 +86,5 @@ class LatentAttention(nn.Module):
         scale = math.sqrt((self.rank + self.rotary_dim) / self.head_dim)  # attention divides by the root of its width
         query = scale * torch.cat((first, rest @ to_key), dim=-1)
         both = torch.cat((rotated, latent), dim=-1)
-        mixed = attend(query, both, both, context)[..., self.rotary_dim :]  # (batch, heads, 1, rank)
+        mixed = dot_product_attention(query, both, both, context)[..., self.rotary_dim :]  # (batch, heads, 1, rank)
         return mixed @ to_value.mT
