@@ -155,18 +155,18 @@ def _settings(run: RunConfig, step: StepSettings) -> dict[str, Any]:
 
 
 def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
-    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("saved", "temporary"))
+    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("activations", "temporary"))
     terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
     return {
         **{name: getattr(shared, name.removeprefix("ddp_")) for name in HELD},
-        "kept": memory.saved,
-        "kept_terms": [
+        "saved": memory.saved,
+        "saved_by_term": [
             {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
         ],
         "activations_and_temporaries_at_peak": working,
         "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
         "peak": shared.peak,
-        "peak_moment": shared.peak_point,
+        "peak_point": shared.peak_point,
     }
 
 

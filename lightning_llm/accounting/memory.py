@@ -48,7 +48,7 @@ class StepMemory(StepPoints):
         terms: The same, term by term: how many there are of each (part, formula, bytes).
         peak: The most live bytes, of everything.
         peak_point: The point in the step at which that is, in words.
-        at_peak: What is live then, by category and part.
+        at_peak: What is live then, by category (those of ``measure.timeline``) and part.
     """
 
     optimizer_state: int
@@ -99,8 +99,8 @@ def step_memory(config: ModelConfig, settings: StepSettings | None = None, **opt
     loss = model.loss()
     ops.weight_casts = {}  # autocast ends
     log.save_temporaries()
-    saved = {part: size for (category, part), size in log.live.items() if category == "saved" and size}
-    terms = dict(log.terms("saved"))
+    saved = {part: size for (category, part), size in log.live.items() if category == "activations" and size}
+    terms = dict(log.terms("activations"))
     ops.backward(loss)
     return StepMemory(
         parameters=parameters,
@@ -111,7 +111,7 @@ def step_memory(config: ModelConfig, settings: StepSettings | None = None, **opt
         terms=terms,
         peak=log.peak + state,
         peak_point=log.peak_point.in_words(),
-        at_peak={key: n for key, n in {**log.peak_live, ("optimizer state", ""): state}.items() if n},
+        at_peak={key: n for key, n in {**log.peak_live, ("optimizer_state", ""): state}.items() if n},
     )
 
 

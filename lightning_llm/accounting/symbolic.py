@@ -146,7 +146,7 @@ class AllocationLog:
         """What is temporary and live now is saved for backward."""
         for storage in self._storages:
             if storage.category == "temporary":
-                self.relabel(storage, "saved", storage.part)
+                self.relabel(storage, "activations", storage.part)
 
     def terms(self, category: str) -> Counter[tuple[str, str, int]]:
         """How many storages of a category there are of each (part, formula, bytes)."""

@@ -23,7 +23,6 @@ from lightning_llm.training.measured_parts import EXTENDED, measure_parts
 HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
 NOT_WORTH_NAMING = 0.005  # of the peak
 EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
-ACCOUNTED = {"saved": "activations", "optimizer state": "optimizer_state"}  # the report's names for the accounting's
 
 
 class StepCase(NamedTuple):
@@ -134,9 +133,9 @@ def estimate(run: StepCase) -> Estimate | None:
                 savings.append(Saving(setting, saved, extra, note))
     if run.optimizer == "AdamW" and not unknown:
         savings.append(_muon(run.config, run.step.rows * work))
-    table = {(ACCOUNTED.get(name, name), part or "model"): size for (name, part), size in memory.at_peak.items()}
+    table = {(category, part or "model"): size for (category, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
-    points = {"peak": StepPoint(0, memory.peak_point, table), "kept": StepPoint(0, "backward", saved_table)}
+    points = {"peak": StepPoint(0, memory.peak_point, table), "saved": StepPoint(0, "backward", saved_table)}
     return Estimate({name: point_report(point) for name, point in points.items()}, savings, remarks)
 
 

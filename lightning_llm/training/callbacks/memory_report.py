@@ -41,7 +41,7 @@ def step_report(timeline: Timeline, top: int) -> Report:
         samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": shown})
     return {
         "peak": point_report(peak),
-        "kept": saved and point_report(saved),
+        "saved": saved and point_report(saved),
         "phases": timeline.phases(),
         "timeline": {"marks": timeline.marks, "operators": timeline.operators, "samples": samples},
     }
