@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
-from lightning_llm.accounting.extrapolated_memory import step_points
+from lightning_llm.accounting.extrapolated_memory import memory_trace
 from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Device, Reserve, matmul_precision
 from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
@@ -105,8 +105,8 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
     config, step = run.config, run.step_of(run.micro_batch_size)
 
     def needed(rows: int) -> int:
-        points = step_points(config, dataclasses.replace(step.unshared, rows=rows))
-        return run.reserve.around(shared_memory(config, points, step).peak)
+        trace = memory_trace(config, dataclasses.replace(step.unshared, rows=rows))
+        return run.reserve.around(shared_memory(config, trace, step).peak)
 
     counts = parameters_by_part(config, step.measured)
     tokens = run.global_batch_size * step.context_length

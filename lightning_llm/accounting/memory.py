@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_llm.accounting.settings import StepSettings
-from lightning_llm.accounting.symbolic import AllocationLog, Bytes, Leaf, Point
+from lightning_llm.accounting.symbolic import AllocationLog, Leaf, LiveBytes, TracePoint
 from lightning_llm.accounting.symbolic_model import SymbolicModel
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.io.garbage import no_garbage_collection
@@ -24,22 +24,22 @@ Term = tuple[str, str, int]  # part, formula, bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepPoints:
+class MemoryTrace:
     """A step, point by point, without the optimizer's state.
 
     Attributes:
         parameters: Bytes of the model's parameters.
         gradients: Bytes of the gradients of all parameters.
-        points: The most live bytes at each point in the step, with gradients and without.
+        points: The most live bytes at each point in the step.
     """
 
     parameters: int
     gradients: int
-    points: dict[Point, Bytes]
+    points: dict[TracePoint, LiveBytes]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepMemory(StepPoints):
+class StepMemory(MemoryTrace):
     """Bytes of one training step on one device.
 
     Attributes:

@@ -149,8 +149,8 @@ class Planner:
     def _memory(self, choice: StepChoice) -> SharedMemory:
         """Bytes on each process."""
         step = self.step(choice)
-        points = self._extrapolated(choice.recompute, step.unshared).with_layers(choice.counts)
-        memory = shared_memory(self.task.config, points, step)
+        trace = self._extrapolated(choice.recompute, step.unshared).with_layers(choice.counts)
+        memory = shared_memory(self.task.config, trace, step)
         self._tick()
         return memory
 

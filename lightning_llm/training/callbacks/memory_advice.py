@@ -15,7 +15,7 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import short_mib
 from lightning_llm.measure.attribution import AttributedMeter
-from lightning_llm.measure.timeline import StepPoint
+from lightning_llm.measure.timeline import MemorySample
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.training.callbacks.memory_report import Report, point_report, step_report, table_of
 from lightning_llm.training.measured_parts import EXTENDED, measure_parts
@@ -135,7 +135,7 @@ def estimate(run: StepCase) -> Estimate | None:
         savings.append(_muon(run.config, run.step.rows * work))
     table = {(category, part or "model"): size for (category, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
-    points = {"peak": StepPoint(0, memory.peak_point, table), "saved": StepPoint(0, "backward", saved_table)}
+    points = {"peak": MemorySample(0, memory.peak_point, table), "saved": MemorySample(0, "backward", saved_table)}
     return Estimate({name: point_report(point) for name, point in points.items()}, savings, remarks)
 
 
