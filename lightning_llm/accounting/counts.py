@@ -149,7 +149,7 @@ def _layer_terms(layers: Layers, measured: Measured) -> dict[str, list[Count]]:
     terms: dict[str, list[Count]] = {"attention": [], "mlp": [], "norms": [], "blocks": []}
     if "block" in unlisted:
         return {**terms, "blocks": all_layers("block")}
-    count = len(parts.KNOWN_BLOCKS[name_of(config.block)].norms)
+    count = sum(name is not None for names in parts.norms_of_block(config).values() for name in names)
     terms["norms"] = [s.layers * norm_elements(config, measured) * count]
     if config.qk_norm and "attention" not in unlisted:
         terms["norms"].append(s.layers * s.head_dim * 2)

@@ -14,7 +14,7 @@ from lightning_llm.accounting.symbolic import Count
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Linear, Operators, Shape
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import BUILT_IN, name_of, option_of
+from lightning_llm.model.parts import BUILT_IN, NO_NORMS, Norms, name_of, option_of
 
 # ---- norms
 
@@ -102,31 +102,6 @@ KNOWN_MLPS = {
     "relu2": _plain(True, False),
 }
 
-# ---- blocks, each by the names of its norms
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockCost:
-    """Norms before and after attention, before and after the MLP, or else after each of the two sums."""
-
-    attention: tuple[str, str] = ("", "")
-    mlp: tuple[str, str] = ("", "")
-    sums: tuple[str, ...] = ()
-
-    @property
-    def norms(self) -> list[str]:
-        """The names of its norms."""
-        return [name for name in (*self.attention, *self.mlp, *self.sums) if name]
-
-
-KNOWN_BLOCKS = {
-    "pre": BlockCost(("input_layernorm", ""), ("post_attention_layernorm", "")),
-    "post": BlockCost(sums=("post_attention_layernorm", "post_feedforward_layernorm")),
-    "sandwich": BlockCost(
-        ("input_layernorm", "post_attention_layernorm"), ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    ),
-}
-
 # ---- all parts
 
 KNOWN = {
@@ -134,7 +109,7 @@ KNOWN = {
     "mlp": tuple(KNOWN_MLPS),
     "norm": tuple(KNOWN_NORMS),
     "position": ("rope", "learned", "none"),
-    "block": tuple(KNOWN_BLOCKS),
+    "block": tuple(name for name, block in BUILT_IN["block"].items() if block.norms != NO_NORMS),
     "loss": ("cross_entropy",),
 }
 
@@ -177,6 +152,12 @@ def kinds_of_layers(config: ModelConfig) -> list[Layers]:
     for layer, of_layer in enumerate(config.layer_configs):
         kinds.setdefault(id(of_layer), Layers(of_layer, [], f"layers[{layer}].")).places.append(layer)
     return list(kinds.values())
+
+
+def norms_of_block(config: ModelConfig) -> Norms:
+    """The names of a block's norms, by place; none of an unlisted one, which is measured with its norms."""
+    built_in = BUILT_IN["block"].get(name_of(config.block))
+    return NO_NORMS if built_in is None else built_in.norms
 
 
 def unlisted_parts(config: ModelConfig) -> dict[str, str]:

@@ -11,11 +11,10 @@ import dataclasses
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_precision
 from lightning_llm.accounting.parts import (
-    KNOWN_BLOCKS,
     KNOWN_MLPS,
     KNOWN_NORMS,
-    BlockCost,
     kinds_of_layers,
+    norms_of_block,
     unlisted_parts,
 )
 from lightning_llm.accounting.settings import Affine, MeasuredPart, StepSettings
@@ -207,12 +206,11 @@ def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, le
     norm, whole_norm = _norm_passes(config, settings, itemsize)
     attention, whole_attention = passes["attention"]
     mlp, whole_mlp = passes["mlp"]
-    block = KNOWN_BLOCKS.get(name_of(config.block), BlockCost())  # an unlisted one was measured with its norms
-    in_attention, in_mlp, of_sums = (sum(map(bool, names)) for names in (block.attention, block.mlp, block.sums))
-    layer = len(block.norms) * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
-    repeated: float = in_attention * norm + attention if recompute in ("attention", "block") else 0
-    repeated += in_mlp * norm + mlp if recompute in ("mlp", "block") else 0
-    repeated += of_sums * norm + RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
+    norms = {place: sum(map(bool, names)) for place, names in norms_of_block(config).items()}
+    layer = sum(norms.values()) * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
+    repeated: float = norms["attention"] * norm + attention if recompute in ("attention", "block") else 0
+    repeated += norms["mlp"] * norm + mlp if recompute in ("mlp", "block") else 0
+    repeated += norms["sums"] * norm + RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
     in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in levels)
     return layer, repeated * len(levels) + in_levels
 
