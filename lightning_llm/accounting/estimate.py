@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
 from lightning_llm.accounting.extrapolated_memory import memory_trace
-from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Device, Reserve, matmul_precision
 from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.sizing import Sizing
 from lightning_llm.io.config_file import Section

@@ -25,10 +25,9 @@ from lightning_llm.accounting.extrapolated_memory import (
     TracedMemory,
     memory_by_depth,
 )
-from lightning_llm.accounting.global_batch import rows_per_micro_batch
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import MOST_ROWS, largest_fitting, too_little
-from lightning_llm.accounting.settings import STATE_BYTES, StepSettings
+from lightning_llm.accounting.settings import STATE_BYTES, StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute

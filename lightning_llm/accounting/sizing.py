@@ -44,6 +44,7 @@ from lightning_llm.accounting.settings import UNMEASURED, Measured
 from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.optim.catalog import OPTIMIZERS
 from lightning_llm.optim.schedules import SCHEDULES
 
 SIZE_OPTIONS = ("size", "tokens_per_parameter", "repeat")  # at the top of a config
@@ -54,20 +55,13 @@ MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv:2305.16264: up to here, repeat
 HEADS = ((96, 16), (256, 32), (math.inf, 64))  # below this width, heads are this wide
 BATCH_EXPONENT = 0.38
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
-# By the optimizer's path: the exponent of the width, and the defaults of lr and weight_decay.
-RATES_OF_OPTIMIZERS = {
-    "lightning_llm.optim.AdamW": (1.0, 1e-3, 0.1),
-    "lightning_llm.optim.MuonAdamW": (0.5, 1e-3, 0.1),
-    "torch.optim.AdamW": (1.0, 1e-3, 0.01),
-    "torch.optim.Adam": (1.0, 1e-3, 0.0),
-}
 ARCHITECTURE, CONTEXT = "model.architecture", "data.context_length"
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 LR, DECAY = "model.optimizer.init_args.lr", "model.optimizer.init_args.weight_decay"
 BATCH, MICRO_BATCH, EVAL_BATCH = (f"data.{name}_batch_size" for name in ("global", "micro", "eval"))
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 
-Measure = Callable[[ModelConfig], Measured]
+MeasureParts = Callable[[ModelConfig], Measured]
 _Models = tuple[ModelConfig, ModelConfig]  # of the base, and of the size
 
 
@@ -192,7 +186,7 @@ def sizing_for(
     tokens_per_parameter: float = TOKENS_PER_PARAMETER,
     *,
     given: Mapping[str, Any] | None = None,
-    measure: Measure | None = None,
+    measure: MeasureParts | None = None,
 ) -> Sizing:
     """Set a model and its training from one number, by the table above.
 
@@ -243,7 +237,7 @@ def _devices(options: Section) -> int:
 
 
 def _nearest_shape(
-    old: ModelConfig, run_options: Section, size: int, given: Mapping[str, Any], measure: Measure | None
+    old: ModelConfig, run_options: Section, size: int, given: Mapping[str, Any], measure: MeasureParts | None
 ) -> tuple[ModelConfig, Measured, int]:
     """The model whose shape is nearest to the base's among those of the size."""
 
@@ -298,7 +292,7 @@ def _widths(size: int) -> Iterator[int]:
 
 
 def _with_mlp(
-    run_options: Section, size: int, given: Mapping[str, Any], measure: Measure | None
+    run_options: Section, size: int, given: Mapping[str, Any], measure: MeasureParts | None
 ) -> tuple[ModelConfig, Measured, int]:
     """A shape with the intermediate size that comes nearest to the size, and its parameters."""
     name = "intermediate_size"
@@ -329,8 +323,13 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     """Batch, steps, learning rate, weight decay, and what counts steps."""
     if _get(base, "trainer.max_epochs", -1) != -1:
         raise ValueError(f"size sets {STEPS}: leave trainer.max_epochs out of the base config")
-    (old, new), old_batch, old_steps = models, _base_number(base, BATCH), _base_number(base, STEPS)
-    # batch and steps
+    options = _batch_and_steps(base, run_options, given, tokens)
+    options |= _rates(base, run_options, given, models, batch=options[BATCH], steps=options[STEPS])
+    return options | _step_counts(base, run_options, steps=options[STEPS])
+
+
+def _batch_and_steps(base: Section, run_options: Section, given: Mapping[str, Any], tokens: float) -> Section:
+    old_batch, old_steps = _base_number(base, BATCH), _base_number(base, STEPS)
     unit = _get(run_options, MICRO_BATCH, 1) * _devices(run_options)
     relative = tokens / (old_steps * old_batch * _base_number(base, CONTEXT))
     batch = given.get(BATCH) or unit * max(1, round(old_batch * relative**BATCH_EXPONENT / unit))
@@ -339,20 +338,30 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     if _get(run_options, "data.class_path") is None:
         rows = max(1, old_batch // _devices(base))
         options[EVAL_BATCH] = _get(base, EVAL_BATCH) or _get(base, MICRO_BATCH) or rows
-    # rates
+    return options
+
+
+def _rates(
+    base: Section, run_options: Section, given: Mapping[str, Any], models: _Models, *, batch: int, steps: int
+) -> Section:
+    """Learning rate and weight decay."""
+    (old, new), old_batch, old_steps = models, _base_number(base, BATCH), _base_number(base, STEPS)
     path, arguments = _class(run_options, "model.optimizer", "lightning_llm.optim.AdamW")
-    if path not in RATES_OF_OPTIMIZERS:
-        supported = ", ".join(RATES_OF_OPTIMIZERS)
+    known = OPTIMIZERS.get(path)
+    if known is None or known.width_exponent is None:
+        supported = ", ".join(path for path, known in OPTIMIZERS.items() if known.width_exponent is not None)
         raise ValueError(f"size does not know how the learning rate of {shown(path)} scales: use one of {supported}")
-    exponent, lr, decay = RATES_OF_OPTIMIZERS[path]
     given_lr = given.get(LR)
-    old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or lr
-    factor = (old.hidden_size / new.hidden_size) ** (exponent if new.mup is None else 0)
+    old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or known.lr
+    factor = (old.hidden_size / new.hidden_size) ** (known.width_exponent if new.mup is None else 0)
     factor *= math.sqrt(old.num_hidden_layers / new.num_hidden_layers * batch / old_batch)
-    options[LR] = given_lr or _rounded(old_lr * factor)
-    if decay := arguments.get("weight_decay", decay):
-        options[DECAY] = _rounded(decay * old_lr * old_steps / (options[LR] * steps))
-    # what counts steps
+    lr = given_lr or _rounded(old_lr * factor)
+    decay = arguments.get("weight_decay", known.weight_decay)
+    return {LR: lr} | ({DECAY: _rounded(decay * old_lr * old_steps / (lr * steps))} if decay else {})
+
+
+def _step_counts(base: Section, run_options: Section, *, steps: int) -> Section:
+    """The steps of the schedule, and between two validations."""
     path, arguments = _class(run_options, "model.schedule", "")
     schedule = SCHEDULES.get(path.rpartition(".")[2]) if path.startswith("lightning_llm.") else None
     if path and schedule is None and any(type(value) is int and value > 0 for value in arguments.values()):
@@ -361,7 +370,8 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     counts = {f"model.schedule.init_args.{name}": arguments.get(name) for name in names}
     if type(interval := _get(base, INTERVAL)) is int:
         counts[INTERVAL] = interval
-    return options | {name: max(1, round(value * steps / old_steps)) for name, value in counts.items() if value}
+    old_steps = _base_number(base, STEPS)
+    return {name: max(1, round(value * steps / old_steps)) for name, value in counts.items() if value}
 
 
 def _class(options: Section, name: str, default: str) -> tuple[str, Section]:
