@@ -79,25 +79,11 @@ class ExtrapolatedMemory:
         return MemoryTrace(parameters=windowed.parameters, gradients=windowed.gradients, points=points)
 
 
-class TracedMemory:
-    """``step_memory`` of one setting, for a model whose layers have options of their own: each of them is traced.
-
-    Args:
-        config: As of ``ExtrapolatedMemory``.
-        settings: Of the step.
-    """
-
-    def __init__(self, config: ModelConfig, settings: StepSettings) -> None:
-        self._config, self._settings = config, settings
-
-    def with_layers(self, counts: Counts) -> MemoryTrace:
-        """As that of ``ExtrapolatedMemory``."""
-        return _all_layers(_with_levels(self._config, counts), self._settings)
-
-
-def memory_by_depth(config: ModelConfig, settings: StepSettings) -> ExtrapolatedMemory | TracedMemory:
+def memory_by_depth(config: ModelConfig, settings: StepSettings) -> Callable[[Counts], MemoryTrace]:
     """``step_memory`` of one setting, for any number of layers at each level; as fast as the layers allow."""
-    return ExtrapolatedMemory(config, settings) if config.layers is None else TracedMemory(config, settings)
+    if config.layers is None:
+        return ExtrapolatedMemory(config, settings).with_layers
+    return lambda counts: _all_layers(_with_levels(config, counts), settings)
 
 
 class _EqualLayers:
@@ -155,7 +141,7 @@ def memory_trace(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
     """The trace of ``step_memory``, from a few shallow ones. Errors as there, and for over ``MOST_DIFFERENT``."""
     levels = config.checkpoint_levels
     if levels == sorted(levels, reverse=True):
-        return memory_by_depth(config, settings).with_layers(tuple(map(levels.count, LEVELS)))
+        return memory_by_depth(config, settings)(tuple(map(levels.count, LEVELS)))
     return _all_layers(config, settings)
 
 

@@ -10,13 +10,7 @@ import dataclasses
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_precision
-from lightning_llm.accounting.parts import (
-    KNOWN_MLPS,
-    KNOWN_NORMS,
-    kinds_of_layers,
-    norms_of_block,
-    unlisted_parts,
-)
+from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, kinds_of_layers, norms_of_block, unlisted_parts
 from lightning_llm.accounting.settings import Affine, MeasuredPart, StepSettings
 from lightning_llm.accounting.sharding import elements_outside_blocks
 from lightning_llm.accounting.symbolic import item_sizes
