@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from lightning_llm.accounting.counts import parameters_by_part, step_flops
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import UNMEASURED, Measured
-from lightning_llm.io.config_file import Section, merged
+from lightning_llm.io.config_file import Section, class_of, merged
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.optim.catalog import OPTIMIZERS
@@ -376,9 +376,8 @@ def _step_counts(base: Section, run_options: Section, *, steps: int) -> Section:
 
 def _class(options: Section, name: str, default: str) -> tuple[str, Section]:
     """The path of a class, as its package exports it, and its arguments."""
-    value = _get(options, name, default)
-    path = value if isinstance(value, str) else _get(value, "class_path", default)
-    return re.sub(r"^(lightning_llm\.optim|torch\.optim)\.[a-z]+\.", r"\1.", path), _get(value, "init_args", {})
+    path, arguments = class_of(options, name, default)
+    return re.sub(r"^(lightning_llm\.optim|torch\.optim)\.[a-z]+\.", r"\1.", path), arguments
 
 
 def _rounded(value: float) -> float:

@@ -7,6 +7,7 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 """
 
 import dataclasses
+from functools import partial
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_precision
@@ -36,16 +37,14 @@ CLIP_PASSES = 2  # the norm reads, the scaling reads and writes, but not in ever
 RECOMPUTED_SHARE = {"none": 0.0, "mlp": 0.4, "attention": 0.5, "block": 0.9}
 LEVEL_SHARE = 0.2
 
+_generic = partial(Device, memory_bytes=float("inf"), source="assumed")
 GENERIC = {
-    kind: Device(
-        name=f"a generic {kind_name}",
-        flops={"float32": single * TERA, "bfloat16": half * TERA}
-        | ({"tf32": half / 2 * TERA} if kind == "cuda" else {}),
-        memory_bytes=float("inf"),
-        bandwidth=bandwidth * GIGA,
-        source="assumed",
-    )
-    for kind, kind_name, single, half, bandwidth in (("cpu", "CPU", 0.2, 0.4, 40), ("cuda", "GPU", 20, 150, 1000))
+    "cpu": _generic(name="a generic CPU", flops={"float32": 0.2 * TERA, "bfloat16": 0.4 * TERA}, bandwidth=40 * GIGA),
+    "cuda": _generic(
+        name="a generic GPU",
+        flops={"float32": 20 * TERA, "bfloat16": 150 * TERA, "tf32": 75 * TERA},
+        bandwidth=1000 * GIGA,
+    ),
 }
 
 

@@ -288,8 +288,9 @@ class SymbolicModel:
         if self.causal_mask is None:
             self.causal_mask = ops.new(self.seq * self.seq, query.itemsize)
         if is_strided and not is_contiguous:
-            query, key = ops.copy(query), key if is_grouped else ops.copy(key)
+            query = ops.copy(query)
         if is_strided and not is_grouped:
+            key = key if is_contiguous else ops.copy(key)
             value = ops.copy(value)
         out = ops.causal_attention(query, key, value, (self.batch * s.heads, self.seq, s.head_dim))
         return ops.copy_gradient(out) if is_strided else out
@@ -298,9 +299,11 @@ class SymbolicModel:
         self, s: Sizes, query: Tensor, key: Tensor, value: Tensor, window: int | None, *, is_contiguous: bool
     ) -> Tensor:
         ops = self.ops
-        if not is_contiguous:
-            query, key = ops.copy(query) if s.heads > 1 else query, ops.copy(key) if s.kv_heads > 1 else key
-        value = ops.copy(value) if s.kv_heads > 1 else value
+        if s.heads > 1 and not is_contiguous:
+            query = ops.copy(query)
+        if s.kv_heads > 1:
+            key = key if is_contiguous else ops.copy(key)
+            value = ops.copy(value)
         return ops.span_attention(query, key, value, (self.batch, s.heads, self.seq, s.kv_heads, s.head_dim), window)
 
     def _cos_sin(self, count: Count) -> CosSin:
