@@ -22,7 +22,7 @@ PHASES = {"forward": "", "recomputing": "backward, recomputing ", "backward": "b
 ENDS = {0: "first", 1: "second", -2: "last but one", -1: "last"}
 
 Size = tuple[int, int]  # elements, and bytes of each
-Phase = Literal["forward", "recomputing", "backward"]
+StepPhase = Literal["forward", "recomputing", "backward"]
 Stage = Literal["embeddings", "attention", "mlp", "final norm", "loss"]
 
 
@@ -43,7 +43,7 @@ class TracePoint(NamedTuple):
         level: Checkpoint level of the layers that ``extrapolated_memory.py`` takes together.
     """
 
-    phase: Phase
+    phase: StepPhase
     stage: Stage
     layer: int | None = None
     level: int | None = None
@@ -111,7 +111,7 @@ class AllocationLog:
     """
 
     def __init__(self) -> None:
-        self.phase: Phase = "forward"
+        self.phase: StepPhase = "forward"
         self.point, self.part = TracePoint(self.phase, "embeddings"), ""
         self.points: dict[TracePoint, LiveBytes] = {}
         self.live: Counter[tuple[str, str]] = Counter()

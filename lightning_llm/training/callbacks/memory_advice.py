@@ -56,7 +56,7 @@ class Saving(NamedTuple):
     note: str
 
 
-class Estimate(NamedTuple):
+class MemoryAdvice(NamedTuple):
     """The peak of the step as it is (a report), what each setting would save, and what the estimate leaves out."""
 
     current: Report
@@ -109,7 +109,7 @@ def describe_failure(
     return out.getvalue().rstrip(), report
 
 
-def estimate(run: StepCase) -> Estimate | None:
+def estimate(run: StepCase) -> MemoryAdvice | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
     remarks, unknown = [], parts_to_measure(run.config)
     try:
@@ -136,7 +136,7 @@ def estimate(run: StepCase) -> Estimate | None:
     table = {(category, part or "model"): size for (category, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
     points = {"peak": MemorySample(0, memory.peak_point, table), "saved": MemorySample(0, "backward", saved_table)}
-    return Estimate({name: point_report(point) for name, point in points.items()}, savings, remarks)
+    return MemoryAdvice({name: point_report(point) for name, point in points.items()}, savings, remarks)
 
 
 def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:

@@ -16,7 +16,7 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.training.callbacks import MemoryProfiler, memory_advice, memory_profiler
-from lightning_llm.training.callbacks.memory_advice import Estimate, Saving, StepCase, estimate
+from lightning_llm.training.callbacks.memory_advice import MemoryAdvice, Saving, StepCase, estimate
 from lightning_llm.training.trainer import Trainer
 
 RUN = "run/version_0"  # below trainer.default_root_dir
@@ -251,7 +251,7 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     runs = []
     current = {"peak": {"by_kind": dict.fromkeys(CATEGORIES, 1), "by_module": {"x": 7}, "table": []}}
     savings = [Saving(f"option.{n} {n}", n * 2**20, 0.0, "a note") for n in range(1, 5)]
-    monkeypatch.setattr(memory_advice, "estimate", lambda run: runs.append(run) or Estimate(current, savings, []))
+    monkeypatch.setattr(memory_advice, "estimate", lambda run: runs.append(run) or MemoryAdvice(current, savings, []))
     error = torch.OutOfMemoryError("CUDA out of memory.") if every else RuntimeError("DefaultCPUAllocator: no memory")
     with pytest.raises(type(error)):
         fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=every), RunsOut(error)], mlp="swiglu")
