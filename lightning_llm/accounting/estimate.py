@@ -133,8 +133,7 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
         report["time"] = _time(run, run.device, flops.model, utilization)
     if memory is not None:
         available = memory if run.device is None else run.device.memory_within(memory)
-        largest = most_rows(needed, available)
-        report["largest_batch"] = {"memory": available, "rows": largest}
+        report["largest_batch"] = {"memory": available, "rows": most_rows(needed, available)}
     return report
 
 

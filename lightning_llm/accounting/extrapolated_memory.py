@@ -98,7 +98,6 @@ class _EqualLayers:
         return self._trace((0, 0, layers)).points[TracePoint("forward", "final norm")].total
 
     def with_layers(self, counts: Counts) -> MemoryTrace:
-        """As that of ``ExtrapolatedMemory``."""
         shortened = tuple(min(count, LONG) for count in counts)
         base = self._trace(shortened)
         longer = []  # for each long run its further layers, and a trace with one of them

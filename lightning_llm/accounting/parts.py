@@ -2,8 +2,8 @@
 
 An entry says what a part allocates and saves for backward (the operators of ``symbolic_ops.py`` that it calls, in its
 order), how many parameters and matrices it has, from which its FLOPs follow, and its passes over memory. Attention,
-positions and the loss are listed by name only: ``symbolic_model.py`` calls their operators. A built-in part without an
-entry costs nothing here: ``training/measured_parts.py`` measures it, as any class of the user's.
+positions and the loss are listed by name only: ``symbolic_model.py`` calls their operators, and those of blocks, whose
+norms are in ``BUILT_IN``. What has no entry is measured by ``training/measured_parts.py``, as any class of the user's.
 """
 
 import dataclasses
@@ -102,8 +102,6 @@ KNOWN_MLPS = {
     "relu2": _plain(True, False),
 }
 
-# ---- all parts
-
 KNOWN = {
     "attention": ("full", "sliding_window"),
     "mlp": tuple(KNOWN_MLPS),
@@ -112,8 +110,6 @@ KNOWN = {
     "block": tuple(name for name, block in BUILT_IN["block"].items() if block.norms != NO_NORMS),
     "loss": ("cross_entropy",),
 }
-
-
 IN_LAYERS = ("block", "attention", "mlp")
 
 
@@ -180,7 +176,8 @@ def parts_to_measure(config: ModelConfig) -> dict[str, str]:
             for kind, name in parts_to_measure(layers.config).items()
             if kind in IN_LAYERS
         }
-    names, kinds = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}, set(unlisted_parts(config))
+    names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
+    kinds = set(unlisted_parts(config))
     if "mlp" not in kinds and KNOWN_MLPS[names["mlp"]].run is None:
         kinds.add("mlp")
     if "position" in kinds or option_of("attention", config.attention, "softcap") is not None:

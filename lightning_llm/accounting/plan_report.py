@@ -10,8 +10,7 @@ from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.units import shown_size
 
 OPTIONS = {"rows": "micro_batch_size"}  # of a config, where a decision has another name
-VIEWS = {"gradient_as_bucket_view": True}
-WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
+WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
 
 
 def described(plan: StepPlan) -> dict[str, Any]:

@@ -129,7 +129,6 @@ class Planner:
     # -- what a choice takes ------------------------------------------------------------------------------------------
 
     def _step(self, choice: StepChoice) -> StepSettings:
-        """The step with what was chosen."""
         return dataclasses.replace(
             self.task.step,
             rows=choice.rows,
@@ -140,7 +139,6 @@ class Planner:
         )
 
     def _memory(self, choice: StepChoice) -> SharedMemory:
-        """Bytes on each process."""
         step = self.step(choice)
         trace = self._by_depth(choice.recompute, step.unshared)(choice.counts)
         memory = shared_memory(self.task.config, trace, step)
@@ -151,7 +149,6 @@ class Planner:
         return memory_by_depth(dataclasses.replace(self.task.config, recompute=recompute), step)
 
     def _time(self, choice: StepChoice) -> StepTime:
-        """Seconds of a step."""
         return step_time(configured(self.task.config, choice), self.task.cost_model, self.step(choice))
 
     def needed(self, choice: StepChoice) -> int:

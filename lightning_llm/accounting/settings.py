@@ -106,15 +106,10 @@ def divisor(micro_batch_size: int | None, devices: int) -> str:
 
 
 def rows_per_micro_batch(global_batch_size: int, micro_batch_size: int | None, devices: int) -> int:
-    """Rows of one micro-batch of one device, so that whole micro-batches make up the global batch.
-
-    Args:
-        global_batch_size: Rows of an optimizer step, over all devices.
-        micro_batch_size: As asked for; ``None``: all of a device's share.
-        devices: How many share a step.
+    """Rows of one micro-batch of one device; by default all of its share of the global batch.
 
     Raises:
-        ValueError: They do not.
+        ValueError: Whole micro-batches do not make up the global batch.
     """
     rows = global_batch_size // devices if micro_batch_size is None else micro_batch_size
     if rows < 1 or global_batch_size % (rows * devices):

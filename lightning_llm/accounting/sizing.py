@@ -157,7 +157,8 @@ class Sizing:
 
 def given_options(options: Section, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
     """Of nested options those of the given names, with or without ``init_args``; a part of the model is one option."""
-    option_names, selected = {name.replace(".init_args", "") for name in names}, dict[str, Any]()
+    option_names = {name.replace(".init_args", "") for name in names}
+    selected: dict[str, Any] = {}
     for name, value in options.items():
         path = f"{prefix}{name}"
         short_path = path.replace(".init_args", "")
@@ -202,12 +203,14 @@ def sizing_for(
         ValueError: No model of this size can be made, or the base lacks what a rule needs.
     """
     given = given or {}
-    run_options, old = with_options(base, given), ModelConfig(**_get(base, ARCHITECTURE, {}))
+    run_options = with_options(base, given)
+    old = ModelConfig(**_get(base, ARCHITECTURE, {}))
     new, measured, parameters = _nearest_shape(old, run_options, size, given, measure)
     options = {f"{ARCHITECTURE}.{name}": getattr(new, name) for name in (*SHAPE, "intermediate_size")}
     options |= _training(base, run_options, given, (old, new), size * tokens_per_parameter)
     context = _base_number(run_options, CONTEXT)
-    tokens, flops = options[STEPS] * options[BATCH] * context, None
+    tokens = options[STEPS] * options[BATCH] * context
+    flops = None
     if new.vocab_size is not None:
         flops = step_flops(new, tokens=tokens, context_length=context, measured=measured).model
     options = {name: value for name, value in options.items() if name not in given}
@@ -345,7 +348,8 @@ def _rates(
     base: Section, run_options: Section, given: Mapping[str, Any], models: _Models, *, batch: int, steps: int
 ) -> Section:
     """Learning rate and weight decay."""
-    (old, new), old_batch, old_steps = models, _base_number(base, BATCH), _base_number(base, STEPS)
+    old, new = models
+    old_batch, old_steps = _base_number(base, BATCH), _base_number(base, STEPS)
     path, arguments = _class(run_options, "model.optimizer", "lightning_llm.optim.AdamW")
     known = OPTIMIZERS.get(path)
     if known is None or known.width_exponent is None:

@@ -113,14 +113,15 @@ def step_time(config: ModelConfig, cost_model: CostModel, settings: StepSettings
         ValueError: As in ``step_flops``, the precision is unknown, or the device has no peak for it.
     """
     accumulation, world_size, measured = settings.accumulation, settings.world_size, settings.measured
-    context_length = settings.context_length
-    tokens = settings.rows * accumulation * context_length
+    tokens = settings.rows * accumulation * settings.context_length
     storage, factor = item_sizes(settings.precision)
-    peak, bandwidth = cost_model.peak(settings.precision), cost_model.device.bandwidth * BANDWIDTH_SHARE
-    flops = step_flops(config, tokens=tokens, context_length=context_length, measured=measured)
+    peak = cost_model.peak(settings.precision)
+    bandwidth = cost_model.device.bandwidth * BANDWIDTH_SHARE
+    flops = step_flops(config, tokens=tokens, context_length=settings.context_length, measured=measured)
     scores = flops.by_part["attention_scores"]
     repeated_scores = scores if config.recompute in ("attention", "block") else 0
-    parameters, layers = sum(parameters_by_part(config, measured).values()), config.num_hidden_layers
+    parameters = sum(parameters_by_part(config, measured).values())
+    layers = config.num_hidden_layers
 
     def matmul_seconds(total: int, scores: int) -> float:
         return ((total - scores) / cost_model.matmul_share + scores / ATTENTION_SHARE) / peak
@@ -178,7 +179,8 @@ def _norm_passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> 
 
 def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, levels: list[int]) -> Passes:
     """Those of one layer, and what all layers that are like it repeat."""
-    s, recompute, measured = Sizes.of(config, settings.measured), config.recompute, settings.measured
+    recompute, measured = config.recompute, settings.measured
+    s = Sizes.of(config, measured)
     unlisted = {
         kind: _measured_passes(measured[kind], settings.context_length, itemsize)
         for kind in unlisted_parts(config)

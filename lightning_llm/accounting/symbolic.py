@@ -384,7 +384,8 @@ class _Checkpoint:
         return tensor
 
     def _recompute(self) -> None:
-        graph, log, self.recomputed = self.graph, self.graph.log, []
+        graph, log = self.graph, self.graph.log
+        self.recomputed = []
         point, part = log.point, log.part
         log.phase = "recomputing"
         graph.checkpoints.append(self)

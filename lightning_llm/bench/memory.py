@@ -87,11 +87,6 @@ def show(rows: Sequence[Row], console: Console) -> None:
         console.print(difference({row.variant: row._report for row in rows}, point))
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
-    """How it was counted."""
-    return ["counted operator by operator"]
-
-
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     """The timelines of all configs."""
     charts.save(memory_report.draw({row.variant: row._report for row in rows}, f"{title}, step {STEPS}"), path)
@@ -138,7 +133,7 @@ BENCH = Bench(
     shapes=[""],
     dtypes=("float32",),  # each config has its own
     show=show,
-    notes=notes,
+    notes=lambda rows: ["counted operator by operator"],
     draw=draw,
     allocator="allocator as fit sets it",
 )

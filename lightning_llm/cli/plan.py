@@ -61,13 +61,12 @@ def run_plan(options: argparse.Namespace) -> None:
     print("\n".join(decisions(planner, chosen, others, memory)))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
     if options.json is not None:
-        plans: dict[str, Any] = {
-            "memory": memory,
+        plans = {
             "chosen": described(chosen),
             "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
             "frontier": [described(plan) for plan in frontier],
         }
-        write_json(options.json, plans | {"assumed": _assumed(run, task)})
+        write_json(options.json, {"memory": memory, **plans, "assumed": _assumed(run, task.cost_model)})
     if options.png is not None:
         draw(frontier, chosen, options.png)
     if options.out is not None:
@@ -95,10 +94,9 @@ def _heading(run: RunConfig, planner: Planner, chosen: StepPlan, memory: int, *,
     yield f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches\n"
 
 
-def _assumed(run: RunConfig, task: Task) -> dict[str, Any]:
-    cost = task.cost_model
+def _assumed(run: RunConfig, cost: CostModel) -> dict[str, Any]:
     return {
-        "precision": task.step.precision if run.precision_reason else None,
+        "precision": run.step.precision if run.precision_reason else None,
         "matmul_share": cost.matmul_share,
         "link_bandwidth": cost.link_bandwidth,
         "device": cost.device.name,

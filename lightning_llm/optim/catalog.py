@@ -10,10 +10,8 @@ class KnownOptimizer(NamedTuple):
     """What is known of an optimizer.
 
     Attributes:
-        state_per_parameter: Tensors of a parameter's size that it keeps for each parameter; MuonAdamW for all but its
-            matrices, which have one.
-        lr: Its default.
-        weight_decay: Its default.
+        state_per_parameter: Tensors of its size that it keeps for a parameter; MuonAdamW has one for matrices.
+        lr, weight_decay: Its defaults.
         width_exponent: ``size`` divides the learning rate by the relative width to this power; ``None``: it cannot.
     """
 
