@@ -35,7 +35,7 @@ from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.rows import Row, columns, ratios
-from lightning_llm.bench.workloads import Sizes, llama, make_store, model_config
+from lightning_llm.bench.workloads import ShapeSizes, llama, make_store, model_config
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.units import GIB
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
@@ -134,7 +134,7 @@ def run_side(name: str, request: Request, environment: Mapping[str, str] | None 
 class Steps(Callback):
     """Times the steps after the warm-up and, on a CPU, the matmuls alone after each of them (:func:`matmuls_of`)."""
 
-    def __init__(self, model: Any, sizes: Sizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
+    def __init__(self, model: Any, sizes: ShapeSizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
         matmul_dtype = torch.bfloat16 if dtype.startswith("bf") else torch.float32
         self._make_alone = partial(matmuls_alone, model, sizes, matmul_dtype, cuts_head=cuts_head)
         self._alone: Callable[[], None] | None = None
@@ -166,7 +166,7 @@ class Steps(Callback):
 
 
 def ours(
-    sizes: Sizes,
+    sizes: ShapeSizes,
     dtype: str,
     device: str,
     steps: int,
@@ -201,12 +201,12 @@ def ours(
     return timed.found(int(profiler.highest_gib * GIB))
 
 
-def _transformers(sizes: Sizes) -> tuple[Any, LossOf]:
+def _transformers(sizes: ShapeSizes) -> tuple[Any, LossOf]:
     """``LlamaForCausalLM`` of the installed transformers, which shifts the labels itself."""
     return llama(model_config(sizes), use_cache=False), lambda run, ids, _: run(input_ids=ids, labels=ids).loss
 
 
-def _liger(sizes: Sizes) -> tuple[Any, LossOf]:
+def _liger(sizes: ShapeSizes) -> tuple[Any, LossOf]:
     """The same, with Liger-Kernel's norm, rotation, MLP, and head with loss."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
@@ -214,12 +214,12 @@ def _liger(sizes: Sizes) -> tuple[Any, LossOf]:
     return _transformers(sizes)
 
 
-def _nanogpt(sizes: Sizes) -> tuple[Any, LossOf]:
+def _nanogpt(sizes: ShapeSizes) -> tuple[Any, LossOf]:
     """``PlainGPT``, whose MLP has as many parameters as the others'."""
     return PlainGPT(model_config(sizes)), lambda run, ids, targets: run(ids, targets)
 
 
-def _litgpt(sizes: Sizes) -> tuple[Any, LossOf]:
+def _litgpt(sizes: ShapeSizes) -> tuple[Any, LossOf]:
     """The model and the loss of litgpt, as its ``pretrain`` puts them together."""
     from litgpt.config import Config
     from litgpt.model import GPT
@@ -231,7 +231,7 @@ def _litgpt(sizes: Sizes) -> tuple[Any, LossOf]:
     return model, lambda run, ids, targets: chunked_cross_entropy(run(ids), targets, chunk_size=0)
 
 
-def plain_loop(side: str, sizes: Sizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def plain_loop(side: str, sizes: ShapeSizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
     """Each step of the plain loop of a side's users."""
     model, loss = PLAIN[side](sizes)
     if compiled:  # torch 2.11 cannot trace Liger-Kernel's head with loss

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_llm.bench.workloads import Sizes
+from lightning_llm.bench.workloads import ShapeSizes
 from lightning_llm.ops import sizes as cuts
 
 
@@ -26,7 +26,7 @@ class Matmul(NamedTuple):
     transposed: str = ""
 
 
-def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head: bool) -> list[Matmul]:
+def matmuls_of(model: nn.Module, sizes: ShapeSizes, dtype: torch.dtype, *, cuts_head: bool) -> list[Matmul]:
     """Those of a step with the sizes of ``baselines``; all linear layers of the model count, the head among them.
 
     ``cuts_head`` says whether the logits are made a chunk at a time, as ours are.
@@ -48,7 +48,7 @@ def matmuls_of(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head:
     return matmuls + [scores, weighted, scores, summed, weighted, summed] * sizes["layers"]
 
 
-def matmuls_alone(model: nn.Module, sizes: Sizes, dtype: torch.dtype, *, cuts_head: bool) -> Callable[[], None]:
+def matmuls_alone(model: nn.Module, sizes: ShapeSizes, dtype: torch.dtype, *, cuts_head: bool) -> Callable[[], None]:
     """A function that computes those of a step on a CPU; factors of one shape are one tensor."""
     factors: dict[tuple[int, ...], Tensor] = {}
     results: dict[tuple[int, ...], Tensor] = {}

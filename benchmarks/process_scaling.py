@@ -32,7 +32,7 @@ from lightning_llm.bench.harness import Bench, Request, describe_machine
 from lightning_llm.bench.plots import HIGHER, lines, panels
 from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.rows import MIB, Row, columns
-from lightning_llm.bench.workloads import Sizes, model_config
+from lightning_llm.bench.workloads import ShapeSizes, model_config
 from lightning_llm.io.charts import chart, legend
 from lightning_llm.training.module import LanguageModel
 
@@ -64,7 +64,7 @@ def _counts(variants: Sequence[str] | None, most: int) -> list[int]:
     return sorted({1, *map(int, variants)})
 
 
-def _measured(job: tuple[str, int, Sizes, list[int], str, str, int]) -> Found:
+def _measured(job: tuple[str, int, ShapeSizes, list[int], str, str, int]) -> Found:
     """What one of the processes found: all that is returned comes from the first."""
     meeting, rank, sizes, counts, device, dtype, rounds = job
     with process_group(rank, counts[-1], device, meeting):
@@ -96,14 +96,14 @@ def _measured(job: tuple[str, int, Sizes, list[int], str, str, int]) -> Found:
         return {"taken": taken, "wire": wire, "links": links, "gradient_bytes": 4 * parameters, "backward": backward}
 
 
-def _model(sizes: Sizes) -> LanguageModel:
+def _model(sizes: ShapeSizes) -> LanguageModel:
     torch.manual_seed(0)
     model = LanguageModel(model_config({**sizes, "vocab": VOCAB}))
     model.configure_model()
     return model
 
 
-def _steps(sizes: Sizes, group: Any, device: str, dtype: str) -> Callable[[], None]:
+def _steps(sizes: ShapeSizes, group: Any, device: str, dtype: str) -> Callable[[], None]:
     """A function that makes one optimizer step."""
     model = _model(sizes).to(device)
     optimizer, batch = model.make_optimizer(list(model.parameters())), _batch(sizes, device)
@@ -118,12 +118,12 @@ def _steps(sizes: Sizes, group: Any, device: str, dtype: str) -> Callable[[], No
     return step
 
 
-def _batch(sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
+def _batch(sizes: ShapeSizes, device: str) -> dict[str, torch.Tensor]:
     ids = torch.randint(VOCAB, (sizes["rows"], sizes["context"]), device=device)
     return {"input_ids": ids, "targets": ids.roll(-1, 1)}
 
 
-def _backward_seconds(sizes: Sizes, device: str, dtype: str) -> float:
+def _backward_seconds(sizes: ShapeSizes, device: str, dtype: str) -> float:
     """Of one process alone, the median of five."""
     model, batch, taken = _model(sizes).to(device), _batch(sizes, device), []
     for _ in range(WARM_UP + STEPS):

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
 from lightning_llm.bench.harness import describe_machine
-from lightning_llm.bench.workloads import Sizes, model_config
+from lightning_llm.bench.workloads import ShapeSizes, model_config
 from lightning_llm.measure.timer import now
 from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
@@ -74,7 +74,7 @@ def process_group(rank: int, world: int, device: str, meeting: str) -> Iterator[
     leave_groups()
 
 
-def what_ran(sizes: Sizes, dtype: str, device: str) -> dict[str, Any]:
+def what_ran(sizes: ShapeSizes, dtype: str, device: str) -> dict[str, Any]:
     """What ``torch.compile`` made in this process, and the kernel that torch chooses for causal attention."""
     recompiles = sum(one.recompile_reason is not None for one in get_compilation_metrics())
     breaks = sum(counters["graph_break"].values())

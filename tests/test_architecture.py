@@ -22,7 +22,7 @@ LAYERS = (
     ("lazy", "io", "ops.sizes"),
     (
         *("model.config", "model.layers", "model.parts", "model.mup", "model.rope_scaling"),
-        *("optim.schedules", "accounting.hardware", "measure", "statistics"),
+        *("optim.catalog", "optim.schedules", "accounting.hardware", "measure", "statistics"),
     ),
     ("io.console", "io.progress"),
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
@@ -51,6 +51,7 @@ NEVER = (
                 "model.parts",
                 "model.mup",
                 "model.rope_scaling",
+                "optim.catalog",
                 "optim.schedules",
                 "ops.sizes",
             ),

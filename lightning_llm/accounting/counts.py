@@ -31,6 +31,7 @@ LETTERS = {  # of each size: its field in the config, and how it is written
     "positions": ("max_position_embeddings", "P"),
     "layers": ("num_hidden_layers", "L"),
 }
+PARTS = ("embeddings", "attention", "mlp", "norms", "blocks", "head", "loss")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,31 +111,26 @@ def parameters_by_part(config: ModelConfig, measured: Measured = UNMEASURED) -> 
 
 def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dict[str, dict[str, int]]:
     """The same, term by term: for each part the products that add up to it, written out, and their values."""
-    s, unlisted = Sizes.of(config, measured), unlisted_parts(config)
-    embeddings, norms, head = [s.vocab * s.hidden], [norm_elements(config, measured)], []
+    s = Sizes.of(config, measured)
+    unlisted = unlisted_parts(config)
+    terms: dict[str, list[Count]] = {part: [] for part in PARTS}
+    terms["embeddings"].append(s.vocab * s.hidden)
     if config.position == "learned":
-        embeddings.append(s.positions * s.hidden)
+        terms["embeddings"].append(s.positions * s.hidden)
     if "position" in unlisted:
-        embeddings.append(Count(measured["position"].parameters, "measured"))
-    in_layers = [_layer_terms(layers, layers.measured(measured)) for layers in kinds_of_layers(config)]
-    attention, mlp, norms_of_layers, blocks = (
-        [term for terms in in_layers for term in terms[part]] for part in ("attention", "mlp", "norms", "blocks")
-    )
-    norms = [*norms_of_layers, *norms]
+        terms["embeddings"].append(Count(measured["position"].parameters, "measured"))
+    for layers in kinds_of_layers(config):
+        for part, of_layers in _layer_terms(layers, layers.measured(measured)).items():
+            terms[part] += of_layers
+    terms["norms"].append(norm_elements(config, measured))
     if not config.tie_word_embeddings:
-        head.append(s.vocab * s.hidden)
+        terms["head"].append(s.vocab * s.hidden)
     if config.lm_head_bias:
-        head.append(s.vocab)
-    by_part = {
-        "embeddings": embeddings,
-        "attention": attention,
-        "mlp": mlp,
-        "norms": norms,
-        **({"blocks": blocks} if blocks else {}),
-        "head": head,
-        **({"loss": [Count(measured["loss"].parameters, "measured")]} if "loss" in unlisted else {}),
-    }
-    return {part: {term.formula: int(term) for term in terms} for part, terms in by_part.items()}
+        terms["head"].append(s.vocab)
+    if "loss" in unlisted:
+        terms["loss"].append(Count(measured["loss"].parameters, "measured"))
+    shown = {part: counts for part, counts in terms.items() if counts or part not in ("blocks", "loss")}
+    return {part: {count.formula: int(count) for count in counts} for part, counts in shown.items()}
 
 
 def _layer_terms(layers: Layers, measured: Measured) -> dict[str, list[Count]]:
@@ -149,7 +145,7 @@ def _layer_terms(layers: Layers, measured: Measured) -> dict[str, list[Count]]:
     terms: dict[str, list[Count]] = {"attention": [], "mlp": [], "norms": [], "blocks": []}
     if "block" in unlisted:
         return {**terms, "blocks": all_layers("block")}
-    count = len(parts.KNOWN_BLOCKS[name_of(config.block)].norms)
+    count = sum(name is not None for names in parts.norms_of_block(config).values() for name in names)
     terms["norms"] = [s.layers * norm_elements(config, measured) * count]
     if config.qk_norm and "attention" not in unlisted:
         terms["norms"].append(s.layers * s.head_dim * 2)

@@ -4,12 +4,11 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
-from lightning_llm.accounting.extrapolated_memory import step_points
-from lightning_llm.accounting.global_batch import rows_per_micro_batch
+from lightning_llm.accounting.extrapolated_memory import memory_trace
 from lightning_llm.accounting.hardware import Device, Reserve, matmul_precision
 from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.sizing import Sizing
 from lightning_llm.io.config_file import Section
@@ -105,8 +104,8 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
     config, step = run.config, run.step_of(run.micro_batch_size)
 
     def needed(rows: int) -> int:
-        points = step_points(config, dataclasses.replace(step.unshared, rows=rows))
-        return run.reserve.around(shared_memory(config, points, step).peak)
+        trace = memory_trace(config, dataclasses.replace(step.unshared, rows=rows))
+        return run.reserve.around(shared_memory(config, trace, step).peak)
 
     counts = parameters_by_part(config, step.measured)
     tokens = run.global_batch_size * step.context_length
@@ -134,8 +133,7 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
         report["time"] = _time(run, run.device, flops.model, utilization)
     if memory is not None:
         available = memory if run.device is None else run.device.memory_within(memory)
-        largest = most_rows(needed, available)
-        report["largest_batch"] = {"memory": available, "rows": largest}
+        report["largest_batch"] = {"memory": available, "rows": most_rows(needed, available)}
     return report
 
 
@@ -155,18 +153,18 @@ def _settings(run: RunConfig, step: StepSettings) -> dict[str, Any]:
 
 
 def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
-    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("saved", "temporary"))
+    working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("activations", "temporary"))
     terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
     return {
         **{name: getattr(shared, name.removeprefix("ddp_")) for name in HELD},
-        "kept": memory.saved,
-        "kept_terms": [
+        "saved": memory.saved,
+        "saved_by_term": [
             {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
         ],
         "activations_and_temporaries_at_peak": working,
         "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
         "peak": shared.peak,
-        "peak_moment": shared.peak_point,
+        "peak_point": shared.peak_point,
     }
 
 

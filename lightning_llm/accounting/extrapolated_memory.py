@@ -12,11 +12,10 @@ otherwise, by ``layers`` of the config, are all traced.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import cached_property
 
-from lightning_llm.accounting.memory import StepPoints, step_memory
+from lightning_llm.accounting.memory import MemoryTrace, step_memory
 from lightning_llm.accounting.settings import StepSettings
-from lightning_llm.accounting.symbolic import ENDS, Bytes, Point
+from lightning_llm.accounting.symbolic import ENDS, LiveBytes, TracePoint
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of, option_of
@@ -44,68 +43,47 @@ class ExtrapolatedMemory:
         self._windowed = _EqualLayers(alike, settings)
         self._full = _EqualLayers(dataclasses.replace(config, attention="full"), settings)
 
-    def with_layers(self, counts: Counts) -> StepPoints:
+    def with_layers(self, counts: Counts) -> MemoryTrace:
         """The step with so many layers at level 2, then 1, then 0."""
         windowed = self._windowed.with_layers(counts)
         if self.every is None or self.every > sum(counts):
             return windowed
         return self._merged(windowed, self._full.with_layers(counts), counts, self.every)
 
-    @cached_property
-    def _extra(self) -> Bytes:
-        """What full attention saves beyond that of a window: in each layer, and once (the causal mask)."""
-        one, two = (self._full.live_after_layers(n) - self._windowed.live_after_layers(n) for n in (1, 2))
-        in_each = two - one
-        return in_each, one - in_each
+    def _merged(self, windowed: MemoryTrace, full: MemoryTrace, counts: Counts, every: int) -> MemoryTrace:
+        """The step whose last of ``every`` layers is full and others windowed, from traces of layers that are alike.
 
-    def _merged(self, windowed: StepPoints, full: StepPoints, counts: Counts, every: int) -> StepPoints:
-        """The step with a window in each layer but the last of ``every``, from those with one in each and in none."""
-        per_layer, once = self._extra
-        points: dict[Point, Bytes] = {}
-
-        def add(point: Point, live: Bytes, extra: int) -> None:
-            points[point] = live[0] + extra, live[1] + extra
-
-        layers = sum(counts)
-        for point, live in windowed.points.items():
-            if point.layer is None:
-                is_outside = point.stage == "embeddings"  # before what the layers save, or after it is freed
-                has_mask = not is_outside or point.phase != "forward"
-                add(point, live, once * has_mask + (0 if is_outside else per_layer * (layers // every)))
+        Full layers save more than windowed ones, and the first of them makes the causal mask, which lives to the end.
+        """
+        after_one, after_two = (self._full.live_after(n) - self._windowed.live_after(n) for n in (1, 2))
+        per_layer = after_two - after_one
+        mask = after_one - per_layer
+        points = {
+            point: _with_extra(live, _extra_outside_layers(point, mask, per_layer * (sum(counts) // every)))
+            for point, live in windowed.points.items()
+            if point.layer is None
+        }
         first = 0
         for level, count in zip(LEVELS, counts, strict=True):
-            for layer in _ends(range(first, first + count), every):
-                before = layer // every  # full layers
+            for layer in _layers_at_peaks(range(first, first + count), every):
+                full_before = layer // every
                 is_full = (layer + 1) % every == 0
                 for point, live in _points_of(full if is_full else windowed, level, count, layer - first):
-                    has_mask = before > 0 or point.phase != "forward"
-                    changed = -per_layer * (layer - before) if is_full else per_layer * before + once * has_mask
-                    add(point._replace(layer=layer, level=None), live, changed)
+                    if is_full:  # traced with full layers alone before it
+                        extra = -per_layer * (layer - full_before)
+                    else:
+                        has_mask = full_before > 0 or point.phase != "forward"
+                        extra = per_layer * full_before + (mask if has_mask else 0)
+                    points[point._replace(layer=layer, level=None)] = _with_extra(live, extra)
             first += count
-        return StepPoints(parameters=windowed.parameters, gradients=windowed.gradients, points=points)
+        return MemoryTrace(parameters=windowed.parameters, gradients=windowed.gradients, points=points)
 
 
-class TracedMemory:
-    """``step_memory`` of one setting, for a model whose layers have options of their own: each of them is traced.
-
-    Args:
-        config: As of ``ExtrapolatedMemory``.
-        settings: Of the step.
-    """
-
-    def __init__(self, config: ModelConfig, settings: StepSettings) -> None:
-        self._config, self._settings = config, settings
-
-    def with_layers(self, counts: Counts) -> StepPoints:
-        """As that of ``ExtrapolatedMemory``."""
-        levels = [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
-        config = dataclasses.replace(self._config, num_hidden_layers=len(levels), checkpoint_level=levels)
-        return _all_layers(config, self._settings)
-
-
-def memory_by_depth(config: ModelConfig, settings: StepSettings) -> ExtrapolatedMemory | TracedMemory:
+def memory_by_depth(config: ModelConfig, settings: StepSettings) -> Callable[[Counts], MemoryTrace]:
     """``step_memory`` of one setting, for any number of layers at each level; as fast as the layers allow."""
-    return ExtrapolatedMemory(config, settings) if config.layers is None else TracedMemory(config, settings)
+    if config.layers is None:
+        return ExtrapolatedMemory(config, settings).with_layers
+    return lambda counts: _all_layers(_with_levels(config, counts), settings)
 
 
 class _EqualLayers:
@@ -113,14 +91,13 @@ class _EqualLayers:
 
     def __init__(self, config: ModelConfig, settings: StepSettings) -> None:
         self.config, self.settings = config, settings
-        self._traces: dict[Counts, StepPoints] = {}
+        self._traces: dict[Counts, MemoryTrace] = {}
 
-    def live_after_layers(self, layers: int) -> int:
+    def live_after(self, layers: int) -> int:
         """Bytes at the first point after all layers, all of them at level 0."""
-        return self._trace((0, 0, layers)).points[Point("forward", "final norm")][0]
+        return self._trace((0, 0, layers)).points[TracePoint("forward", "final norm")].total
 
-    def with_layers(self, counts: Counts) -> StepPoints:
-        """As that of ``ExtrapolatedMemory``."""
+    def with_layers(self, counts: Counts) -> MemoryTrace:
         shortened = tuple(min(count, LONG) for count in counts)
         base = self._trace(shortened)
         longer = []  # for each long run its further layers, and a trace with one of them
@@ -129,70 +106,93 @@ class _EqualLayers:
                 one_more = tuple(layers + (index == run) for index, layers in enumerate(shortened))
                 longer.append((count - LONG, self._trace(one_more)))
 
-        def extended(value: Callable[[StepPoints], int]) -> int:
+        def extended(value: Callable[[MemoryTrace], int]) -> int:
             return value(base) + sum(further * (value(trace) - value(base)) for further, trace in longer)
 
-        def most(point: Point) -> Bytes:
-            return extended(lambda trace: trace.points[point][0]), extended(lambda trace: trace.points[point][1])
+        def live(point: TracePoint) -> LiveBytes:
+            total = extended(lambda trace: trace.points[point].total)
+            return LiveBytes(total, extended(lambda trace: trace.points[point].without_gradients))
 
-        return StepPoints(
+        return MemoryTrace(
             parameters=extended(lambda trace: trace.parameters),
             gradients=extended(lambda trace: trace.gradients),
-            points={point: most(point) for point in base.points},
+            points={point: live(point) for point in base.points},
         )
 
-    def _trace(self, counts: Counts) -> StepPoints:
+    def _trace(self, counts: Counts) -> MemoryTrace:
+        """A trace whose points name layers by their level and their place among the layers at that level."""
         if counts not in self._traces:
-            runs = list(zip(LEVELS, counts, strict=True))
-            levels = [level for level, count in runs for _ in range(count)]
-            config = dataclasses.replace(self.config, num_hidden_layers=len(levels), checkpoint_level=levels)
-            memory = step_memory(config, self.settings)
-            named_layers = [(level, _end_names(count, index)) for level, count in runs for index in range(count)]
-            points: dict[Point, Bytes] = {}
+            memory = step_memory(_with_levels(self.config, counts), self.settings)
+            runs = zip(LEVELS, counts, strict=True)
+            layers = [(level, _ends_at(index, count)) for level, count in runs for index in range(count)]
+            points: dict[TracePoint, LiveBytes] = {}
             for point, live in memory.points.items():
                 if point.layer is None:
                     points[point] = live
                 else:
-                    level, names = named_layers[point.layer]
-                    points |= {point._replace(layer=name, level=level): live for name in names}
-            self._traces[counts] = StepPoints(parameters=memory.parameters, gradients=memory.gradients, points=points)
+                    level, ends = layers[point.layer]
+                    points |= {point._replace(layer=end, level=level): live for end in ends}
+            self._traces[counts] = MemoryTrace(parameters=memory.parameters, gradients=memory.gradients, points=points)
         return self._traces[counts]
 
 
-def _ends(run: range, every: int) -> list[int]:
-    """Some layers of a run, the one with the most live bytes among them: bytes change evenly from period to period."""
-    fulls = [layer for layer in run if (layer + 1) % every == 0]
-    near = {full + step for full in fulls[:2] + fulls[-2:] for step in (-1, 0, 1)}
-    return sorted(near & {*run} | {*run[:2], *run[-2:]})
-
-
-def _points_of(step: StepPoints, level: int, count: int, index: int) -> Iterator[tuple[Point, Bytes]]:
-    """The points of one layer of a run: between the second and the last but one, the bytes change evenly."""
-    names = _end_names(count, index)
-    near, far = (names[0], names[0]) if names else (1, -2)
-    for point, size in step.points.items():
-        if (point.layer, point.level) == (near, level):
-            ends = zip(size, step.points[point._replace(layer=far)], strict=True)
-            total, without_gradients = (low + (high - low) * (index - 1) // max(count - LONG, 1) for low, high in ends)
-            yield point, (total, without_gradients)
-
-
-def step_points(config: ModelConfig, settings: StepSettings) -> StepPoints:
-    """The points of ``step_memory``, from a few traces. Errors as there, and for over ``MOST_DIFFERENT``."""
+def memory_trace(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
+    """The trace of ``step_memory``, from a few shallow ones. Errors as there, and for over ``MOST_DIFFERENT``."""
     levels = config.checkpoint_levels
     if levels == sorted(levels, reverse=True):
-        return memory_by_depth(config, settings).with_layers(tuple(map(levels.count, LEVELS)))
+        return memory_by_depth(config, settings)(tuple(map(levels.count, LEVELS)))
     return _all_layers(config, settings)
 
 
-def _all_layers(config: ModelConfig, settings: StepSettings) -> StepPoints:
-    """The points of ``step_memory``, each layer traced."""
+def _all_layers(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
+    """The trace of ``step_memory``, of all layers."""
     if config.num_hidden_layers > MOST_DIFFERENT:
         limit = f"levels may rise, or layers differ, in at most {MOST_DIFFERENT} layers"
         raise ValueError(f"num_hidden_layers {config.num_hidden_layers}: {limit}, where settings are searched for")
     return step_memory(config, settings)
 
 
-def _end_names(count: int, index: int) -> list[int]:
-    """The ``ENDS`` of a run that a layer of it is, by its index there; in a run of three, its second is two of them."""
-    return [end for end in ENDS if end % count == index and (end >= 0 or count >= LONG) and end < count]
+def _with_levels(config: ModelConfig, counts: Counts) -> ModelConfig:
+    levels = [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
+    return dataclasses.replace(config, num_hidden_layers=len(levels), checkpoint_level=levels)
+
+
+def _with_extra(live: LiveBytes, extra: int) -> LiveBytes:
+    return LiveBytes(live.total + extra, live.without_gradients + extra)
+
+
+def _extra_outside_layers(point: TracePoint, mask: int, saved: int) -> int:
+    """What full layers add at a point outside the layers: their mask, and what they all save."""
+    if point.stage != "embeddings":
+        return mask + saved
+    return 0 if point.phase == "forward" else mask  # before the first layer, and after the last is freed
+
+
+def _ends_at(index: int, count: int) -> list[int]:
+    """The ``ENDS`` of a run of ``count`` layers that are its layer ``index``.
+
+    For example [0] for the first, [-1] for the last of three, [1, -2] for the one between, and [] in the middle of
+    five. Runs of one or two have no last ones.
+    """
+    return [index] if count < LONG else [end for end in ENDS if index in (end, count + end)]
+
+
+def _layers_at_peaks(run: range, every: int) -> list[int]:
+    """Some layers of a run, the one with the most live bytes among them: bytes change evenly from period to period.
+
+    For example 0, 1, 2, 3, 4, 6, 7, 8, 9 of layers 0 to 9 where every second is full.
+    """
+    full = [layer for layer in run if (layer + 1) % every == 0]
+    near_full = {layer + step for layer in full[:2] + full[-2:] for step in (-1, 0, 1)}
+    return sorted(near_full & {*run} | {*run[:2], *run[-2:]})
+
+
+def _points_of(trace: MemoryTrace, level: int, count: int, index: int) -> Iterator[tuple[TracePoint, LiveBytes]]:
+    """The points of one layer of a run: between the second and the last but one, the bytes change evenly."""
+    ends = _ends_at(index, count)
+    for point, live in trace.points.items():
+        if (point.layer, point.level) == (ends[0] if ends else 1, level):
+            if not ends:
+                pairs = zip(live, trace.points[point._replace(layer=-2)], strict=True)
+                live = LiveBytes(*(low + (high - low) * (index - 1) // (count - LONG) for low, high in pairs))
+            yield point, live

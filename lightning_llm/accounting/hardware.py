@@ -108,7 +108,6 @@ DEVICES: dict[str, Device] = {
     for name, memory, bandwidth, *peaks, source in _TABLE
 }
 
-
 # Assumed. An H200 with torch 2.11 held 0.77 GiB beside the tensors, and without growing segments its allocator reserved
 # 4 to 10% more than the peak (docs/benchmarks/operators-cuda.json).
 CUDA_CONTEXT = 600 * 2**20  # the context, and the kernels that were loaded

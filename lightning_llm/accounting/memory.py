@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_llm.accounting.settings import StepSettings
-from lightning_llm.accounting.symbolic import AllocationLog, Bytes, Leaf, Point
+from lightning_llm.accounting.symbolic import AllocationLog, Leaf, LiveBytes, TracePoint
 from lightning_llm.accounting.symbolic_model import SymbolicModel
 from lightning_llm.accounting.symbolic_ops import Operators
 from lightning_llm.io.garbage import no_garbage_collection
@@ -24,22 +24,22 @@ Term = tuple[str, str, int]  # part, formula, bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepPoints:
+class MemoryTrace:
     """A step, point by point, without the optimizer's state.
 
     Attributes:
         parameters: Bytes of the model's parameters.
         gradients: Bytes of the gradients of all parameters.
-        points: The most live bytes at each point in the step, with gradients and without.
+        points: The most live bytes at each point in the step.
     """
 
     parameters: int
     gradients: int
-    points: dict[Point, Bytes]
+    points: dict[TracePoint, LiveBytes]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepMemory(StepPoints):
+class StepMemory(MemoryTrace):
     """Bytes of one training step on one device.
 
     Attributes:
@@ -48,7 +48,7 @@ class StepMemory(StepPoints):
         terms: The same, term by term: how many there are of each (part, formula, bytes).
         peak: The most live bytes, of everything.
         peak_point: The point in the step at which that is, in words.
-        at_peak: What is live then, by category and part.
+        at_peak: What is live then, by category (those of ``measure.timeline``) and part.
     """
 
     optimizer_state: int
@@ -99,8 +99,8 @@ def step_memory(config: ModelConfig, settings: StepSettings | None = None, **opt
     loss = model.loss()
     ops.weight_casts = {}  # autocast ends
     log.save_temporaries()
-    saved = {part: size for (category, part), size in log.live.items() if category == "saved" and size}
-    terms = dict(log.terms("saved"))
+    saved = {part: size for (category, part), size in log.live.items() if category == "activations" and size}
+    terms = dict(log.terms("activations"))
     ops.backward(loss)
     return StepMemory(
         parameters=parameters,
@@ -111,7 +111,7 @@ def step_memory(config: ModelConfig, settings: StepSettings | None = None, **opt
         terms=terms,
         peak=log.peak + state,
         peak_point=log.peak_point.in_words(),
-        at_peak={key: n for key, n in {**log.peak_live, ("optimizer state", ""): state}.items() if n},
+        at_peak={key: n for key, n in {**log.peak_live, ("optimizer_state", ""): state}.items() if n},
     )
 
 

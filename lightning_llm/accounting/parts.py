@@ -2,8 +2,8 @@
 
 An entry says what a part allocates and saves for backward (the operators of ``symbolic_ops.py`` that it calls, in its
 order), how many parameters and matrices it has, from which its FLOPs follow, and its passes over memory. Attention,
-positions and the loss are listed by name only: ``symbolic_model.py`` calls their operators. A built-in part without an
-entry costs nothing here: ``training/measured_parts.py`` measures it, as any class of the user's.
+positions and the loss are listed by name only: ``symbolic_model.py`` calls their operators, and those of blocks, whose
+norms are in ``BUILT_IN``. What has no entry is measured by ``training/measured_parts.py``, as any class of the user's.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from lightning_llm.accounting.symbolic import Count
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
 from lightning_llm.accounting.symbolic_ops import Linear, Operators, Shape
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import BUILT_IN, name_of, option_of
+from lightning_llm.model.parts import BUILT_IN, NO_NORMS, Norms, name_of, option_of
 
 # ---- norms
 
@@ -102,43 +102,14 @@ KNOWN_MLPS = {
     "relu2": _plain(True, False),
 }
 
-# ---- blocks, each by the names of its norms
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockCost:
-    """Norms before and after attention, before and after the MLP, or else after each of the two sums."""
-
-    attention: tuple[str, str] = ("", "")
-    mlp: tuple[str, str] = ("", "")
-    sums: tuple[str, ...] = ()
-
-    @property
-    def norms(self) -> list[str]:
-        """The names of its norms."""
-        return [name for name in (*self.attention, *self.mlp, *self.sums) if name]
-
-
-KNOWN_BLOCKS = {
-    "pre": BlockCost(("input_layernorm", ""), ("post_attention_layernorm", "")),
-    "post": BlockCost(sums=("post_attention_layernorm", "post_feedforward_layernorm")),
-    "sandwich": BlockCost(
-        ("input_layernorm", "post_attention_layernorm"), ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    ),
-}
-
-# ---- all parts
-
 KNOWN = {
     "attention": ("full", "sliding_window"),
     "mlp": tuple(KNOWN_MLPS),
     "norm": tuple(KNOWN_NORMS),
     "position": ("rope", "learned", "none"),
-    "block": tuple(KNOWN_BLOCKS),
+    "block": tuple(name for name, block in BUILT_IN["block"].items() if block.norms != NO_NORMS),
     "loss": ("cross_entropy",),
 }
-
-
 IN_LAYERS = ("block", "attention", "mlp")
 
 
@@ -179,6 +150,12 @@ def kinds_of_layers(config: ModelConfig) -> list[Layers]:
     return list(kinds.values())
 
 
+def norms_of_block(config: ModelConfig) -> Norms:
+    """The names of a block's norms, by place; none of an unlisted one, which is measured with its norms."""
+    built_in = BUILT_IN["block"].get(name_of(config.block))
+    return NO_NORMS if built_in is None else built_in.norms
+
+
 def unlisted_parts(config: ModelConfig) -> dict[str, str]:
     """The parts of a model without an entry, by kind, and their names: own ones, and new built-in ones."""
     names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
@@ -199,7 +176,8 @@ def parts_to_measure(config: ModelConfig) -> dict[str, str]:
             for kind, name in parts_to_measure(layers.config).items()
             if kind in IN_LAYERS
         }
-    names, kinds = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}, set(unlisted_parts(config))
+    names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}
+    kinds = set(unlisted_parts(config))
     if "mlp" not in kinds and KNOWN_MLPS[names["mlp"]].run is None:
         kinds.add("mlp")
     if "position" in kinds or option_of("attention", config.attention, "softcap") is not None:

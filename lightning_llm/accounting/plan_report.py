@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.accounting.estimate import RunConfig
-from lightning_llm.accounting.planner import DECISIONS, Planner, StepPlan
+from lightning_llm.accounting.planner import DECISIONS, Planner, StepPlan, with_levels
 from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.units import shown_size
 
 OPTIONS = {"rows": "micro_batch_size"}  # of a config, where a decision has another name
-VIEWS = {"gradient_as_bucket_view": True}
-WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": VIEWS}
+WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
 
 
 def described(plan: StepPlan) -> dict[str, Any]:
@@ -109,14 +108,13 @@ def _row(plan: StepPlan, mark: str) -> str:
 
 def _levels_line(planner: Planner, chosen: StepPlan, memory: int) -> str:
     choice = chosen.choice
-    layers, (deep, shallow, rest) = sum(choice.counts), choice.counts
-    line = f"checkpoint_level: {deep} of {layers} layers at 2, {shallow} at 1"
+    deep, shallow, _ = choice.counts
+    line = f"checkpoint_level: {deep} of {sum(choice.counts)} layers at 2, {shallow} at 1"
     if not deep + shallow:
         return f"{line}: nothing has to be recomputed in the MLPs"
-    all_saved = planner.plan(dataclasses.replace(choice, counts=(0, 0, layers)))
+    all_saved = planner.plan(with_levels(choice, 0, 0))
     saved, cost = all_saved.memory.peak - chosen.memory.peak, chosen.time.seconds / all_saved.time.seconds - 1
-    counts = (deep, shallow - 1, rest + 1) if shallow else (deep - 1, shallow, rest + 1)
-    fewer = planner.needed(dataclasses.replace(choice, counts=counts))
+    fewer = planner.needed(with_levels(choice, deep if shallow else deep - 1, max(0, shallow - 1)))
     return (
         f"{line}: saves {shown_size(saved)}, costs {cost:.1%} of the time; one layer fewer would need "
         f"{shown_size(fewer)} of {shown_size(memory)}"

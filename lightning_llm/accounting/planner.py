@@ -13,22 +13,15 @@ at a level need less memory and more time, so their numbers are found by bisecti
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 
 from lightning_llm.accounting.counts import parameters_by_part
-from lightning_llm.accounting.extrapolated_memory import (
-    LEVELS,
-    Counts,
-    ExtrapolatedMemory,
-    TracedMemory,
-    memory_by_depth,
-)
-from lightning_llm.accounting.global_batch import rows_per_micro_batch
+from lightning_llm.accounting.extrapolated_memory import LEVELS, Counts, memory_by_depth
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.memory import MOST_ROWS, largest_fitting, too_little
-from lightning_llm.accounting.settings import STATE_BYTES, StepSettings
+from lightning_llm.accounting.memory import MOST_ROWS, MemoryTrace, largest_fitting, too_little
+from lightning_llm.accounting.settings import STATE_BYTES, StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
@@ -124,7 +117,7 @@ class Planner:
         if all(config.mlp == "memory_optimized_swiglu" for config in task.config.layer_configs):
             self.deepest = 2 if task.config.norm == "rmsnorm" and task.config.block != "post" else 1
         self.step, self.memory, self.time = cache(self._step), cache(self._memory), cache(self._time)
-        self._extrapolated = cache(self._extrapolated_memory)
+        self._by_depth = cache(self._memory_by_depth)
         # the memory-optimized MLP has levels for what recomputing an MLP does
         recomputes: tuple[Recompute, ...] = ("none", "attention", "block")
         if not self.deepest:
@@ -136,7 +129,6 @@ class Planner:
     # -- what a choice takes ------------------------------------------------------------------------------------------
 
     def _step(self, choice: StepChoice) -> StepSettings:
-        """The step with what was chosen."""
         return dataclasses.replace(
             self.task.step,
             rows=choice.rows,
@@ -147,18 +139,16 @@ class Planner:
         )
 
     def _memory(self, choice: StepChoice) -> SharedMemory:
-        """Bytes on each process."""
         step = self.step(choice)
-        points = self._extrapolated(choice.recompute, step.unshared).with_layers(choice.counts)
-        memory = shared_memory(self.task.config, points, step)
+        trace = self._by_depth(choice.recompute, step.unshared)(choice.counts)
+        memory = shared_memory(self.task.config, trace, step)
         self._tick()
         return memory
 
-    def _extrapolated_memory(self, recompute: Recompute, step: StepSettings) -> ExtrapolatedMemory | TracedMemory:
+    def _memory_by_depth(self, recompute: Recompute, step: StepSettings) -> Callable[[Counts], MemoryTrace]:
         return memory_by_depth(dataclasses.replace(self.task.config, recompute=recompute), step)
 
     def _time(self, choice: StepChoice) -> StepTime:
-        """Seconds of a step."""
         return step_time(configured(self.task.config, choice), self.task.cost_model, self.step(choice))
 
     def needed(self, choice: StepChoice) -> int:
@@ -242,40 +232,45 @@ class Planner:
 
     def _fitting(self, choice: StepChoice, memory: float) -> list[StepChoice]:
         """The levels that fit, those of the least time among them."""
-        layers, deepest = self.task.config.num_hidden_layers, self.deepest
         if self._fits(choice, memory):
             return [choice]
+        at_level_1 = self._counts_that_fit(lambda count: with_levels(choice, 0, count), memory) if self.deepest else []
+        fitting = [with_levels(choice, 0, count) for count in at_level_1[:1]]
+        return fitting + (self._fitting_at_level_2(choice, memory) if self.deepest == 2 else [])
 
-        def at(deep: int, shallow: int) -> StepChoice:
-            return dataclasses.replace(choice, counts=(deep, shallow, layers - deep - shallow))
-
-        def fewest(low: int, high: int, with_count: Callable[[int], StepChoice]) -> int:
-            """The smallest count that fits, if all larger ones do, ``high`` among them."""
-            return low + bisect.bisect_left(range(low, high), True, key=lambda n: self._fits(with_count(n), memory))
-
-        fitting: list[StepChoice] = []
-        low = max_count = 0  # layers that fit, at one level alone
-        alone: Callable[[int], StepChoice]
-        for level, alone in ((1, partial(at, 0)), (2, partial(at, shallow=0))):
-            # all layers, or all but the last, which is recomputed at the peak and so may need more
-            counts = [count for count in (layers, layers - 1) if count and level <= deepest]
-            max_count = next((count for count in counts if self._fits(alone(count), memory)), 0)
-            if max_count:
-                low = fewest(1, max_count, alone)
-                fitting.append(alone(low))
-        if not max_count:  # at level 2
-            return fitting
-        best = self.time(at(low, 0)).seconds
-        for touched in range(low, max_count + 1):  # more layers, but at level 1, may be cheaper than fewer at level 2
-            if self.time(at(0, touched)).seconds >= best:
+    def _fitting_at_level_2(self, choice: StepChoice, memory: float) -> list[StepChoice]:
+        """The fewest layers at level 2, and more layers of which fewer are at level 2 where that may take less time."""
+        counts = self._counts_that_fit(lambda count: with_levels(choice, count, 0), memory)
+        fitting = [with_levels(choice, count, 0) for count in counts[:1]]
+        for touched in counts:
+            least = min(self.time(each).seconds for each in fitting)
+            if self.time(with_levels(choice, 0, touched)).seconds >= least:
                 break
-
-            def split(deep: int, touched: int = touched) -> StepChoice:
-                return at(deep, touched - deep)
-
-            fitting.append(split(fewest(0, touched, split)))
-            best = min(best, self.time(fitting[-1]).seconds)
+            fitting.append(self._fewest_at_level_2(choice, touched, memory))
         return fitting
+
+    def _fewest_at_level_2(self, choice: StepChoice, touched: int, memory: float) -> StepChoice:
+        """So many layers at level 2 or 1, as few of them at level 2 as fit."""
+
+        def split(deep: int) -> StepChoice:
+            return with_levels(choice, deep, touched - deep)
+
+        return split(self._fewest(0, touched, split, memory))
+
+    def _counts_that_fit(self, with_count: Callable[[int], StepChoice], memory: float) -> Sequence[int]:
+        """From the fewest to the most layers that fit at a level, if the others are at level 0.
+
+        The most are all, or all but the last, which is recomputed at the peak and so may need more.
+        """
+        layers = self.task.config.num_hidden_layers
+        for most in (layers, layers - 1):
+            if most and self._fits(with_count(most), memory):
+                return range(self._fewest(1, most, with_count, memory), most + 1)
+        return []
+
+    def _fewest(self, low: int, high: int, with_count: Callable[[int], StepChoice], memory: float) -> int:
+        """The smallest count that fits, if all larger ones do, ``high`` among them."""
+        return low + bisect.bisect_left(range(low, high), True, key=lambda n: self._fits(with_count(n), memory))
 
     def _extremes(self) -> list[Counts]:
         """Levels among which are those of the least memory."""
@@ -300,6 +295,11 @@ def row_counts(share: int) -> list[int]:
     for rows in all_divisors[1:-1]:
         counts += [rows] if rows >= ratio * counts[-1] else []
     return [*counts, all_divisors[-1]]
+
+
+def with_levels(choice: StepChoice, deep: int, shallow: int) -> StepChoice:
+    """The choice with so many layers at level 2, then at level 1, and the others at level 0."""
+    return dataclasses.replace(choice, counts=(deep, shallow, sum(choice.counts) - deep - shallow))
 
 
 def configured(config: ModelConfig, choice: StepChoice) -> ModelConfig:

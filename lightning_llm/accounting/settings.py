@@ -9,10 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+# Defaults of ``TokenDataModule``, which ``estimate`` and ``plan`` need without torch
+CONTEXT_LENGTH = 256  # tokens per row
+GLOBAL_BATCH_SIZE = 32  # rows per optimizer step
 STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
 STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
-# Tensors of a parameter's size that an optimizer keeps for each parameter; of MuonAdamW's matrices one.
-STATE_PER_PARAMETER = {"AdamW": 2, "Adam": 2, "MuonAdamW": 2, "SGD": 0, "RMSprop": 1, "Adagrad": 1}  # ours and torch's
 LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
 Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
 
@@ -99,3 +100,22 @@ class StepSettings:
             world_size=1,
             gradient_views=False,
         )
+
+
+def divisor(micro_batch_size: int | None, devices: int) -> str:
+    """What the global batch is divided by, in words."""
+    words = f"{devices} device{'s' if devices > 1 else ''}"
+    return words if micro_batch_size is None else f"{words} times data.micro_batch_size {micro_batch_size}"
+
+
+def rows_per_micro_batch(global_batch_size: int, micro_batch_size: int | None, devices: int) -> int:
+    """Rows of one micro-batch of one device; by default all of its share of the global batch.
+
+    Raises:
+        ValueError: Whole micro-batches do not make up the global batch.
+    """
+    rows = global_batch_size // devices if micro_batch_size is None else micro_batch_size
+    if rows < 1 or global_batch_size % (rows * devices):
+        factors = divisor(micro_batch_size, devices)
+        raise ValueError(f"data.global_batch_size {global_batch_size} cannot be divided by {factors}: change one")
+    return rows

@@ -18,9 +18,9 @@ FSDP" (arXiv:2304.11277), section 3.
 import dataclasses
 
 from lightning_llm.accounting.counts import block_elements, norm_elements, parameters_by_part
-from lightning_llm.accounting.memory import StepPoints
+from lightning_llm.accounting.memory import MemoryTrace
 from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings
-from lightning_llm.accounting.symbolic import Point, item_sizes
+from lightning_llm.accounting.symbolic import TracePoint, item_sizes
 from lightning_llm.model.config import ModelConfig
 
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
@@ -49,12 +49,12 @@ class SharedMemory:
     peak_point: str
 
 
-def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings) -> SharedMemory:
+def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSettings) -> SharedMemory:
     """The memory of a step on one of several processes.
 
     Args:
         config: The model, with its true number of layers.
-        step: Its points, traced with ``settings.unshared``.
+        trace: Of a step, with ``settings.unshared``.
         settings: Of the run.
 
     Raises:
@@ -67,12 +67,13 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
     elements = sum(parameters_by_part(config, measured).values())
     state = round(elements * settings.state_per_parameter * (settings.state_itemsize or storage))
     if strategy == "ddp" or world_size == 1:
-        in_buckets = step.gradients if world_size > 1 else 0  # as long as training lasts
+        in_buckets = trace.gradients if world_size > 1 else 0  # as long as training lasts
         has_views = world_size > 1 and settings.gradient_views
-        point = max(step.points, key=lambda name: step.points[name][has_views])
-        peak = step.points[point][has_views] + state + in_buckets
+        live = {at: most.without_gradients if has_views else most.total for at, most in trace.points.items()}
+        point = max(live, key=live.__getitem__)
+        peak = live[point] + state + in_buckets
         buckets = 0 if has_views else in_buckets
-        return SharedMemory(step.parameters, step.gradients, state, buckets, 0, peak, point.in_words())
+        return SharedMemory(trace.parameters, trace.gradients, state, buckets, 0, peak, point.in_words())
     root, head_and_norm = elements_outside_blocks(config, measured), _head_and_norm(config, measured)
     block = block_elements(config, measured)
     share, state = -(-elements * storage // world_size), -(-state // world_size)
@@ -80,8 +81,8 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
     is_deferred = strategy == "fsdp2_deferred" and settings.accumulation > 1
     gradients = elements * storage if is_deferred else share
 
-    def needed(point: Point) -> int:
-        total, without_gradients = step.points[point]
+    def needed(point: TracePoint) -> int:
+        total, without_gradients = trace.points[point]
         in_block, in_backward = point.layer is not None, point.phase != "forward"
         gathered = root + (blocks if in_block else 0)
         if in_block and in_backward and point.stage == "attention":  # till then its gradients are temporaries
@@ -91,9 +92,9 @@ def shared_memory(config: ModelConfig, step: StepPoints, settings: StepSettings)
         reduced = block * storage if in_block and in_backward else 0  # of the block before
         in_shares = (total - without_gradients) * storage // (gathered_size * world_size)  # in the parameters' dtype
         held_always = share + state + (gradients if is_deferred else in_shares)
-        return without_gradients - step.parameters + held_always + gathered * gathered_size + reduced
+        return without_gradients - trace.parameters + held_always + gathered * gathered_size + reduced
 
-    point = max(step.points, key=needed)
+    point = max(trace.points, key=needed)
     gathered = (root + blocks) * gathered_size
     return SharedMemory(share, gradients, state, 0, gathered, needed(point), point.in_words())
 

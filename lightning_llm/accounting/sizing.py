@@ -42,10 +42,11 @@ from typing import Any, NamedTuple
 from lightning_llm.accounting.counts import parameters_by_part, step_flops
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import UNMEASURED, Measured
-from lightning_llm.io.config_file import Section, merged, value_at
+from lightning_llm.io.config_file import Section, class_of, merged, value_at
 from lightning_llm.io.units import four_digits
 from lightning_llm.io.untrusted import is_number, shown
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.optim.catalog import OPTIMIZERS
 from lightning_llm.optim.schedules import SCHEDULES
 
 SIZE_OPTIONS = ("size", "tokens_per_parameter", "repeat")  # at the top of a config
@@ -56,20 +57,13 @@ MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv:2305.16264: up to here, repeat
 HEADS = ((96, 16), (256, 32), (math.inf, 64))  # below this width, heads are this wide
 BATCH_EXPONENT = 0.38
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
-# By the optimizer's path: the exponents of the width and of the batch, and the defaults of lr and weight_decay.
-RATES_OF_OPTIMIZERS = {
-    "lightning_llm.optim.AdamW": (1.0, 0.5, 1e-3, 0.1),
-    "lightning_llm.optim.MuonAdamW": (0.5, 0.0, 1e-3, 0.1),
-    "torch.optim.AdamW": (1.0, 0.5, 1e-3, 0.01),
-    "torch.optim.Adam": (1.0, 0.5, 1e-3, 0.0),
-}
 ARCHITECTURE, CONTEXT = "model.architecture", "data.context_length"
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 LR, DECAY = "model.optimizer.init_args.lr", "model.optimizer.init_args.weight_decay"
 BATCH, MICRO_BATCH, EVAL_BATCH = (f"data.{name}_batch_size" for name in ("global", "micro", "eval"))
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 
-Measure = Callable[[ModelConfig], Measured]
+MeasureParts = Callable[[ModelConfig], Measured]
 _Models = tuple[ModelConfig, ModelConfig]  # of the base, and of the size
 
 
@@ -165,7 +159,8 @@ class Sizing:
 
 def given_options(options: Section, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
     """Of nested options those of the given names, with or without ``init_args``; a part of the model is one option."""
-    option_names, selected = {name.replace(".init_args", "") for name in names}, dict[str, Any]()
+    option_names = {name.replace(".init_args", "") for name in names}
+    selected: dict[str, Any] = {}
     for name, value in options.items():
         path = f"{prefix}{name}"
         short_path = path.replace(".init_args", "")
@@ -194,7 +189,7 @@ def sizing_for(
     tokens_per_parameter: float = TOKENS_PER_PARAMETER,
     *,
     given: Mapping[str, Any] | None = None,
-    measure: Measure | None = None,
+    measure: MeasureParts | None = None,
 ) -> Sizing:
     """Set a model and its training from one number, by the table above.
 
@@ -210,12 +205,14 @@ def sizing_for(
         ValueError: No model of this size can be made, or the base lacks what a rule needs.
     """
     given = given or {}
-    run_options, old = with_options(base, given), ModelConfig(**_get(base, ARCHITECTURE, {}))
+    run_options = with_options(base, given)
+    old = ModelConfig(**_get(base, ARCHITECTURE, {}))
     new, measured, parameters = _nearest_shape(old, run_options, size, given, measure)
     options = {f"{ARCHITECTURE}.{name}": getattr(new, name) for name in (*SHAPE, "intermediate_size")}
     options |= _training(base, run_options, given, (old, new), size * tokens_per_parameter)
     context = _base_number(run_options, CONTEXT)
-    tokens, flops = options[STEPS] * options[BATCH] * context, None
+    tokens = options[STEPS] * options[BATCH] * context
+    flops = None
     if new.vocab_size is not None:
         flops = step_flops(new, tokens=tokens, context_length=context, measured=measured).model
     options = {name: value for name, value in options.items() if name not in given}
@@ -244,7 +241,7 @@ def _devices(options: Section) -> int:
 
 
 def _nearest_shape(
-    old: ModelConfig, run_options: Section, size: int, given: Mapping[str, Any], measure: Measure | None
+    old: ModelConfig, run_options: Section, size: int, given: Mapping[str, Any], measure: MeasureParts | None
 ) -> tuple[ModelConfig, Measured, int]:
     """The model whose shape is nearest to the base's among those of the size."""
 
@@ -299,7 +296,7 @@ def _widths(size: int) -> Iterator[int]:
 
 
 def _with_mlp(
-    run_options: Section, size: int, given: Mapping[str, Any], measure: Measure | None
+    run_options: Section, size: int, given: Mapping[str, Any], measure: MeasureParts | None
 ) -> tuple[ModelConfig, Measured, int]:
     """A shape with the intermediate size that comes nearest to the size, and its parameters."""
     name = "intermediate_size"
@@ -330,8 +327,13 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     """Batch, steps, learning rate, weight decay, and what counts steps."""
     if _get(base, "trainer.max_epochs", -1) != -1:
         raise ValueError(f"size sets {STEPS}: leave trainer.max_epochs out of the base config")
-    (old, new), old_batch, old_steps = models, _base_number(base, BATCH), _base_number(base, STEPS)
-    # batch and steps
+    options = _batch_and_steps(base, run_options, given, tokens)
+    options |= _rates(base, run_options, given, models, batch=options[BATCH], steps=options[STEPS])
+    return options | _step_counts(base, run_options, steps=options[STEPS])
+
+
+def _batch_and_steps(base: Section, run_options: Section, given: Mapping[str, Any], tokens: float) -> Section:
+    old_batch, old_steps = _base_number(base, BATCH), _base_number(base, STEPS)
     unit = _get(run_options, MICRO_BATCH, 1) * _devices(run_options)
     relative = tokens / (old_steps * old_batch * _base_number(base, CONTEXT))
     batch = given.get(BATCH) or unit * max(1, round(old_batch * relative**BATCH_EXPONENT / unit))
@@ -340,20 +342,31 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     if _get(run_options, "data.class_path") is None:
         rows = max(1, old_batch // _devices(base))
         options[EVAL_BATCH] = _get(base, EVAL_BATCH) or _get(base, MICRO_BATCH) or rows
-    # rates
+    return options
+
+
+def _rates(
+    base: Section, run_options: Section, given: Mapping[str, Any], models: _Models, *, batch: int, steps: int
+) -> Section:
+    """Learning rate and weight decay."""
+    old, new = models
+    old_batch, old_steps = _base_number(base, BATCH), _base_number(base, STEPS)
     path, arguments = _class(run_options, "model.optimizer", "lightning_llm.optim.AdamW")
-    if path not in RATES_OF_OPTIMIZERS:
-        supported = ", ".join(RATES_OF_OPTIMIZERS)
+    known = OPTIMIZERS.get(path)
+    if known is None or known.width_exponent is None:
+        supported = ", ".join(path for path, known in OPTIMIZERS.items() if known.width_exponent is not None)
         raise ValueError(f"size does not know how the learning rate of {shown(path)} scales: use one of {supported}")
-    of_width, of_batch, lr, decay = RATES_OF_OPTIMIZERS[path]
     given_lr = given.get(LR)
-    old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or lr
-    factor = (old.hidden_size / new.hidden_size) ** (of_width if new.mup is None else 0)
-    factor *= math.sqrt(old.num_hidden_layers / new.num_hidden_layers) * (batch / old_batch) ** of_batch
-    options[LR] = given_lr or four_digits(old_lr * factor)
-    if decay := arguments.get("weight_decay", decay):
-        options[DECAY] = four_digits(decay * old_lr * old_steps / (options[LR] * steps))
-    # what counts steps
+    old_lr = (_get(base, LR) if given_lr else arguments.get("lr")) or known.lr
+    factor = (old.hidden_size / new.hidden_size) ** (known.width_exponent if new.mup is None else 0)
+    factor *= math.sqrt(old.num_hidden_layers / new.num_hidden_layers) * (batch / old_batch) ** known.batch_exponent
+    lr = given_lr or four_digits(old_lr * factor)
+    decay = arguments.get("weight_decay", known.weight_decay)
+    return {LR: lr} | ({DECAY: four_digits(decay * old_lr * old_steps / (lr * steps))} if decay else {})
+
+
+def _step_counts(base: Section, run_options: Section, *, steps: int) -> Section:
+    """The steps of the schedule, and between two validations."""
     path, arguments = _class(run_options, "model.schedule", "")
     schedule = SCHEDULES.get(path.rpartition(".")[2]) if path.startswith("lightning_llm.") else None
     if path and schedule is None and any(type(value) is int and value > 0 for value in arguments.values()):
@@ -362,11 +375,11 @@ def _training(base: Section, run_options: Section, given: Mapping[str, Any], mod
     counts = {f"model.schedule.init_args.{name}": arguments.get(name) for name in names}
     if type(interval := _get(base, INTERVAL)) is int:
         counts[INTERVAL] = interval
-    return options | {name: max(1, round(value * steps / old_steps)) for name, value in counts.items() if value}
+    old_steps = _base_number(base, STEPS)
+    return {name: max(1, round(value * steps / old_steps)) for name, value in counts.items() if value}
 
 
 def _class(options: Section, name: str, default: str) -> tuple[str, Section]:
     """The path of a class, as its package exports it, and its arguments."""
-    value = _get(options, name, default)
-    path = value if isinstance(value, str) else _get(value, "class_path", default)
-    return re.sub(r"^(lightning_llm\.optim|torch\.optim)\.[a-z]+\.", r"\1.", path), _get(value, "init_args", {})
+    path, arguments = class_of(options, name, default)
+    return re.sub(r"^(lightning_llm\.optim|torch\.optim)\.[a-z]+\.", r"\1.", path), arguments

@@ -7,17 +7,11 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 """
 
 import dataclasses
+from functools import partial
 
 from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_precision
-from lightning_llm.accounting.parts import (
-    KNOWN_BLOCKS,
-    KNOWN_MLPS,
-    KNOWN_NORMS,
-    BlockCost,
-    kinds_of_layers,
-    unlisted_parts,
-)
+from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, kinds_of_layers, norms_of_block, unlisted_parts
 from lightning_llm.accounting.settings import Affine, MeasuredPart, StepSettings
 from lightning_llm.accounting.sharding import elements_outside_blocks
 from lightning_llm.accounting.symbolic import item_sizes
@@ -43,16 +37,14 @@ CLIP_PASSES = 2  # the norm reads, the scaling reads and writes, but not in ever
 RECOMPUTED_SHARE = {"none": 0.0, "mlp": 0.4, "attention": 0.5, "block": 0.9}
 LEVEL_SHARE = 0.2
 
+_generic = partial(Device, memory_bytes=float("inf"), source="assumed")
 GENERIC = {
-    kind: Device(
-        name=f"a generic {kind_name}",
-        flops={"float32": single * TERA, "bfloat16": half * TERA}
-        | ({"tf32": half / 2 * TERA} if kind == "cuda" else {}),
-        memory_bytes=float("inf"),
-        bandwidth=bandwidth * GIGA,
-        source="assumed",
-    )
-    for kind, kind_name, single, half, bandwidth in (("cpu", "CPU", 0.2, 0.4, 40), ("cuda", "GPU", 20, 150, 1000))
+    "cpu": _generic(name="a generic CPU", flops={"float32": 0.2 * TERA, "bfloat16": 0.4 * TERA}, bandwidth=40 * GIGA),
+    "cuda": _generic(
+        name="a generic GPU",
+        flops={"float32": 20 * TERA, "bfloat16": 150 * TERA, "tf32": 75 * TERA},
+        bandwidth=1000 * GIGA,
+    ),
 }
 
 
@@ -121,14 +113,15 @@ def step_time(config: ModelConfig, cost_model: CostModel, settings: StepSettings
         ValueError: As in ``step_flops``, the precision is unknown, or the device has no peak for it.
     """
     accumulation, world_size, measured = settings.accumulation, settings.world_size, settings.measured
-    context_length = settings.context_length
-    tokens = settings.rows * accumulation * context_length
+    tokens = settings.rows * accumulation * settings.context_length
     storage, factor = item_sizes(settings.precision)
-    peak, bandwidth = cost_model.peak(settings.precision), cost_model.device.bandwidth * BANDWIDTH_SHARE
-    flops = step_flops(config, tokens=tokens, context_length=context_length, measured=measured)
+    peak = cost_model.peak(settings.precision)
+    bandwidth = cost_model.device.bandwidth * BANDWIDTH_SHARE
+    flops = step_flops(config, tokens=tokens, context_length=settings.context_length, measured=measured)
     scores = flops.by_part["attention_scores"]
     repeated_scores = scores if config.recompute in ("attention", "block") else 0
-    parameters, layers = sum(parameters_by_part(config, measured).values()), config.num_hidden_layers
+    parameters = sum(parameters_by_part(config, measured).values())
+    layers = config.num_hidden_layers
 
     def matmul_seconds(total: int, scores: int) -> float:
         return ((total - scores) / cost_model.matmul_share + scores / ATTENTION_SHARE) / peak
@@ -186,7 +179,8 @@ def _norm_passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> 
 
 def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, levels: list[int]) -> Passes:
     """Those of one layer, and what all layers that are like it repeat."""
-    s, recompute, measured = Sizes.of(config, settings.measured), config.recompute, settings.measured
+    recompute, measured = config.recompute, settings.measured
+    s = Sizes.of(config, measured)
     unlisted = {
         kind: _measured_passes(measured[kind], settings.context_length, itemsize)
         for kind in unlisted_parts(config)
@@ -207,12 +201,11 @@ def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, le
     norm, whole_norm = _norm_passes(config, settings, itemsize)
     attention, whole_attention = passes["attention"]
     mlp, whole_mlp = passes["mlp"]
-    block = KNOWN_BLOCKS.get(name_of(config.block), BlockCost())  # an unlisted one was measured with its norms
-    in_attention, in_mlp, of_sums = (sum(map(bool, names)) for names in (block.attention, block.mlp, block.sums))
-    layer = len(block.norms) * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
-    repeated: float = in_attention * norm + attention if recompute in ("attention", "block") else 0
-    repeated += in_mlp * norm + mlp if recompute in ("mlp", "block") else 0
-    repeated += of_sums * norm + RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
+    norms = {place: sum(map(bool, names)) for place, names in norms_of_block(config).items()}
+    layer = sum(norms.values()) * whole_norm + whole_attention + whole_mlp + 2 * RESIDUAL_PASSES * s.hidden
+    repeated: float = norms["attention"] * norm + attention if recompute in ("attention", "block") else 0
+    repeated += norms["mlp"] * norm + mlp if recompute in ("mlp", "block") else 0
+    repeated += norms["sums"] * norm + RESIDUAL_PASSES // 2 * s.hidden if recompute == "block" else 0
     in_levels = sum(mlp * (level > 0) + norm * (level == 2) for level in levels)
     return layer, repeated * len(levels) + in_levels
 

@@ -22,12 +22,18 @@ PHASES = {"forward": "", "recomputing": "backward, recomputing ", "backward": "b
 ENDS = {0: "first", 1: "second", -2: "last but one", -1: "last"}
 
 Size = tuple[int, int]  # elements, and bytes of each
-Bytes = tuple[int, int]  # the most live bytes at a point in the step: with gradients, without
-Phase = Literal["forward", "recomputing", "backward"]
+StepPhase = Literal["forward", "recomputing", "backward"]
 Stage = Literal["embeddings", "attention", "mlp", "final norm", "loss"]
 
 
-class Point(NamedTuple):
+class LiveBytes(NamedTuple):
+    """The most live bytes at a point in the step, and the most of them without gradients."""
+
+    total: int
+    without_gradients: int
+
+
+class TracePoint(NamedTuple):
     """A point in the step: what runs, and in which phase.
 
     Attributes:
@@ -37,7 +43,7 @@ class Point(NamedTuple):
         level: Checkpoint level of the layers that ``extrapolated_memory.py`` takes together.
     """
 
-    phase: Phase
+    phase: StepPhase
     stage: Stage
     layer: int | None = None
     level: int | None = None
@@ -101,13 +107,13 @@ class AllocationLog:
         peak: The most live bytes since ``reset_peak``.
         peak_point: When.
         peak_live: ``live`` then.
-        points: For each point in the step the most live bytes, with gradients and without.
+        points: The most live bytes at each point in the step.
     """
 
     def __init__(self) -> None:
-        self.phase: Phase = "forward"
-        self.point, self.part = Point(self.phase, "embeddings"), ""
-        self.points: dict[Point, Bytes] = {}
+        self.phase: StepPhase = "forward"
+        self.point, self.part = TracePoint(self.phase, "embeddings"), ""
+        self.points: dict[TracePoint, LiveBytes] = {}
         self.live: Counter[tuple[str, str]] = Counter()
         self.total = 0
         self._storages: dict[Storage, None] = {}
@@ -119,15 +125,15 @@ class AllocationLog:
 
     def enter(self, stage: Stage, part: str, layer: int | None = None) -> None:
         """What follows belongs to this stage of the step and this part of the model."""
-        self.point, self.part = Point(self.phase, stage, layer), part
+        self.point, self.part = TracePoint(self.phase, stage, layer), part
 
     def add(self, storage: Storage) -> None:
         """A storage is allocated."""
         self._storages[storage] = None
         self._count(storage, storage.nbytes)
         total, without_gradients = self.total, self.total - self.live["gradients", ""]
-        highest = self.points.get(self.point, (0, 0))
-        self.points[self.point] = max(total, highest[0]), max(without_gradients, highest[1])
+        most = self.points.get(self.point, LiveBytes(0, 0))
+        self.points[self.point] = LiveBytes(max(total, most.total), max(without_gradients, most.without_gradients))
         if total > self.peak:
             self.reset_peak()
 
@@ -146,7 +152,7 @@ class AllocationLog:
         """What is temporary and live now is saved for backward."""
         for storage in self._storages:
             if storage.category == "temporary":
-                self.relabel(storage, "saved", storage.part)
+                self.relabel(storage, "activations", storage.part)
 
     def terms(self, category: str) -> Counter[tuple[str, str, int]]:
         """How many storages of a category there are of each (part, formula, bytes)."""
@@ -378,7 +384,8 @@ class _Checkpoint:
         return tensor
 
     def _recompute(self) -> None:
-        graph, log, self.recomputed = self.graph, self.graph.log, []
+        graph, log = self.graph, self.graph.log
+        self.recomputed = []
         point, part = log.point, log.part
         log.phase = "recomputing"
         graph.checkpoints.append(self)

@@ -144,7 +144,8 @@ class SymbolicModel:
         weights: dict[str, Any] = self._measured_weights(measured, *parts.IN_LAYERS)
         if "block" in measured:
             return weights
-        weights |= {name: self._norm() for name in parts.KNOWN_BLOCKS[name_of(config.block)].norms}
+        names = [name for names in parts.norms_of_block(config).values() for name in names if name is not None]
+        weights |= {name: self._norm() for name in names}
         has_bias = {"attention": config.attention_bias, "mlp": config.mlp_bias}
         for kind, layers in s.matrices().items():
             if kind not in measured:
@@ -187,17 +188,20 @@ class SymbolicModel:
         if "block" in layer.measured:
             self._enter("attention", ATTENTION, layer.index)
             return self._measured("block", layer.measured["block"], x, weights["block"])
-        norms = parts.KNOWN_BLOCKS[name_of(self.config.block)].sums
+        after_attention, after_mlp = parts.norms_of_block(self.config)["sums"]
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter("attention", RESIDUAL, layer.index)
         x = self.ops.add(x, mixed)
         del mixed
-        x = self._normalize(x, weights[norms[0]]) if norms else x
+        x = self._normed(after_attention, x, weights)
         out = self._checkpointed("mlp", partial(self._mlp, layer), x)
         self._enter("mlp", RESIDUAL, layer.index)
         x = self.ops.add(x, out)
         del out
-        return self._normalize(x, weights[norms[1]]) if norms else x
+        return self._normed(after_mlp, x, weights)
+
+    def _normed(self, name: str | None, x: Tensor, weights: dict[str, Any]) -> Tensor:
+        return x if name is None else self._normalize(x, weights[name])
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if "norm" in self.measured:
@@ -207,8 +211,8 @@ class SymbolicModel:
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         config, weights, s = layer.config, layer.weights, layer.sizes
         level = config.checkpoint_levels[layer.index]
-        before, after = parts.KNOWN_BLOCKS[name_of(config.block)].mlp
-        if before and level < 2:
+        before, after = parts.norms_of_block(config)["mlp"]
+        if before is not None and level < 2:
             self._enter("mlp", NORMS, layer.index)
             x = self._normalize(x, weights[before])
         self._enter("mlp", MLP, layer.index)
@@ -216,10 +220,10 @@ class SymbolicModel:
         if run is None:
             out = self._measured("mlp", layer.measured["mlp"], x, weights["mlp"])
         else:
-            norm = weights[before][0] if level == 2 else None
+            norm = None if before is None or level < 2 else weights[before][0]
             out = run(self.ops, x, weights, (self.tokens, s.hidden, s.intermediate), level, norm)
         del x
-        return self.ops.dropout(self._normalize(out, weights[after]) if after else out, config.dropout)
+        return self.ops.dropout(self._normed(after, out, weights), config.dropout)
 
     # -- attention ----------------------------------------------------------------------------------------------------
 
@@ -238,8 +242,9 @@ class SymbolicModel:
         return form
 
     def _attention(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
-        weights, (before, after) = layer.weights, parts.KNOWN_BLOCKS[name_of(self.config.block)].attention
-        if before:
+        weights = layer.weights
+        before, after = parts.norms_of_block(self.config)["attention"]
+        if before is not None:
             self._enter("attention", NORMS, layer.index)
             x = self._normalize(x, weights[before])
         self._enter("attention", ATTENTION, layer.index)
@@ -248,7 +253,7 @@ class SymbolicModel:
         else:
             out = self._self_attention(layer, cos_sin if layer.config.position == "rope" else None, x)
         del x
-        return self.ops.dropout(self._normalize(out, weights[after]) if after else out, self.config.dropout)
+        return self.ops.dropout(self._normed(after, out, weights), self.config.dropout)
 
     def _self_attention(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
         ops, s, weights, window, form = self.ops, layer.sizes, layer.weights, layer.window, layer.form
@@ -283,8 +288,9 @@ class SymbolicModel:
         if self.causal_mask is None:
             self.causal_mask = ops.new(self.seq * self.seq, query.itemsize)
         if is_strided and not is_contiguous:
-            query, key = ops.copy(query), key if is_grouped else ops.copy(key)
+            query = ops.copy(query)
         if is_strided and not is_grouped:
+            key = key if is_contiguous else ops.copy(key)
             value = ops.copy(value)
         out = ops.causal_attention(query, key, value, (self.batch * s.heads, self.seq, s.head_dim))
         return ops.copy_gradient(out) if is_strided else out
@@ -293,9 +299,11 @@ class SymbolicModel:
         self, s: Sizes, query: Tensor, key: Tensor, value: Tensor, window: int | None, *, is_contiguous: bool
     ) -> Tensor:
         ops = self.ops
-        if not is_contiguous:
-            query, key = ops.copy(query) if s.heads > 1 else query, ops.copy(key) if s.kv_heads > 1 else key
-        value = ops.copy(value) if s.kv_heads > 1 else value
+        if s.heads > 1 and not is_contiguous:
+            query = ops.copy(query)
+        if s.kv_heads > 1:
+            key = key if is_contiguous else ops.copy(key)
+            value = ops.copy(value)
         return ops.span_attention(query, key, value, (self.batch, s.heads, self.seq, s.kv_heads, s.head_dim), window)
 
     def _cos_sin(self, count: Count) -> CosSin:

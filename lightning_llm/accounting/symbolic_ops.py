@@ -96,7 +96,8 @@ class Operators(Graph):
     def linear(self, x: Tensor, layer: Linear, elements: int) -> Tensor:
         """``F.linear``: saves its input and its weight as they were multiplied."""
         x = self.cast(x, self.matmul_size) if self.is_autocast else x
-        weight, bias = self._cast_weight(layer[0]), None if layer[1] is None else self._cast_weight(layer[1])
+        weight = self._cast_weight(layer[0])
+        bias = None if layer[1] is None else self._cast_weight(layer[1])
         return self.apply(self.new(elements, self.matmul_size), [x, weight, bias], [x, weight])
 
     def _cast_weight(self, weight: Tensor) -> Tensor:

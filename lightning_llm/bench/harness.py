@@ -231,10 +231,8 @@ def timed_rows(
     )
     first = next(iter(timings.values()))
     return [
-        request.row(
-            name, timing, **ratios(timing.samples, first.samples), tokens_per_s=tokens and tokens / timing.median
-        )
-        for name, timing in timings.items()
+        request.row(name, times, **ratios(times.samples, first.samples), tokens_per_s=tokens and tokens / times.median)
+        for name, times in timings.items()
     ]
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from lightning_llm.bench.harness import Bench, Case, Request, measure
 from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.rows import COLUMNS, Row, columns
-from lightning_llm.bench.workloads import Sizes
+from lightning_llm.bench.workloads import ShapeSizes
 from lightning_llm.measure.gauges import high_water_bytes, restart_high_water
 from lightning_llm.ops.losses import linear_cross_entropy
 
@@ -30,11 +30,11 @@ def run(request: Request) -> Iterator[Row]:
     dtype = getattr(torch, request.dtype)
     for row in measure(cases(request.sizes, dtype, request.device), request, tokens=request.sizes["tokens"]):
         if request.device == "cpu":
-            row.resident_bytes = resident_bytes(row.variant, request.sizes, dtype)
+            row.resident_bytes = added_resident_bytes(row.variant, request.sizes, dtype)
         yield row
 
 
-def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
+def cases(sizes: ShapeSizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
     """The variants, all with the same hidden states, weight and targets."""
     tokens, hidden, vocab = sizes.values()
     torch.manual_seed(0)
@@ -53,12 +53,12 @@ def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
     return {name: Case(forward=partial(loss, *inputs), held=inputs) for name, loss in losses.items()}
 
 
-def resident_bytes(variant: str, sizes: Sizes, dtype: torch.dtype) -> int:
+def added_resident_bytes(variant: str, sizes: ShapeSizes, dtype: torch.dtype) -> int:
     """The resident high-water that one step adds to a fresh process that holds the inputs already."""
     return in_fresh_processes(_resident, [(variant, sizes, dtype)], name=variant)[0]
 
 
-def _resident(job: tuple[str, Sizes, torch.dtype]) -> int:
+def _resident(job: tuple[str, ShapeSizes, torch.dtype]) -> int:
     variant, sizes, dtype = job
     case = cases(sizes, dtype, "cpu")[variant]
     small = cases({**sizes, "tokens": 64, "vocab": 128}, dtype, "cpu")[variant]

@@ -32,7 +32,7 @@ from lightning_llm.training.callbacks.memory_report import Report
 
 STEPS = 3  # the optimizer's state is there from the second on
 MOST_MODULES = 20
-MOMENTS = {"peak": "At the peak", "kept": "When the last backward begins: saved by forward"}
+POINTS = {"peak": "At the peak", "saved": "When the last backward begins: saved by forward"}
 
 
 def run(request: Request) -> Iterator[Row]:
@@ -48,10 +48,10 @@ def run(request: Request) -> Iterator[Row]:
     for name in configs:
         request.status.update(f"training {STEPS} steps of {name} …")
         report = measure(name, request.options.fit_options)
-        moments = {moment: report[moment] for moment in MOMENTS}
-        peak, saved = report["peak"]["bytes"], report["kept"]["by_kind"]["activations"]
+        points = {point: report[point] for point in POINTS}
+        peak, saved = report["peak"]["bytes"], report["saved"]["by_kind"]["activations"]
         fields = {"device": report["device"], "machine": describe_machine(report["device"].partition(":")[0])}
-        yield request.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, **moments, _report=report)
+        yield request.row(name, **fields, dtype="", peak_bytes=peak, saved_bytes=saved, **points, _report=report)
 
 
 def measure(config: str, fit_options: Sequence[str]) -> Report:
@@ -83,13 +83,8 @@ def measure(config: str, fit_options: Sequence[str]) -> Report:
 
 def show(rows: Sequence[Row], console: Console) -> None:
     """The differences at each point in the step."""
-    for moment in MOMENTS:
-        console.print(difference({row.variant: row._report for row in rows}, moment))
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """How it was counted."""
-    return ["counted operator by operator"]
+    for point in POINTS:
+        console.print(difference({row.variant: row._report for row in rows}, point))
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -97,20 +92,20 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
     charts.save(memory_report.draw({row.variant: row._report for row in rows}, f"{title}, step {STEPS}"), path)
 
 
-def difference(reports: Mapping[str, Report], moment: str) -> Table:
+def difference(reports: Mapping[str, Report], point: str) -> Table:
     """Kinds, then modules (those that differ, most first): MiB of each config, and the difference from the first."""
     names = [Path(name).stem for name in reports]
-    table = Table(Column("MiB", no_wrap=True), title=MOMENTS[moment])
+    table = Table(Column("MiB", no_wrap=True), title=POINTS[point])
     for name in (*names, *(f"{name} - {names[0]}" for name in names[1:])):
         table.add_column(name, justify="right")
-    moments = [report[moment] for report in reports.values()]
+    points = [report[point] for report in reports.values()]
     for category in CATEGORIES:
-        sizes = [m["by_kind"][category] for m in moments]
+        sizes = [m["by_kind"][category] for m in points]
         if any(sizes):
             table.add_row(KIND_NAMES.get(category, category), *_cells(sizes))
     table.add_section()
-    modules = dict.fromkeys(name for m in moments for name in m["by_module"])
-    sizes_of = {name: [m["by_module"].get(name, 0) for m in moments] for name in modules}
+    modules = dict.fromkeys(name for m in points for name in m["by_module"])
+    sizes_of = {name: [m["by_module"].get(name, 0) for m in points] for name in modules}
     ordered = sorted(sizes_of, key=lambda name: (-_spread(sizes_of[name]), name))
     shown = [name for name in ordered if _spread(sizes_of[name])][:MOST_MODULES]
     for name in shown:
@@ -118,7 +113,7 @@ def difference(reports: Mapping[str, Report], moment: str) -> Table:
     rest = [sum(sizes_of[name][place] for name in ordered[len(shown) :]) for place in range(len(names))]
     table.add_row("all others", *_cells(rest))
     table.add_section()
-    table.add_row("all", *_cells([m["bytes"] for m in moments]))
+    table.add_row("all", *_cells([m["bytes"] for m in points]))
     return table
 
 
@@ -138,7 +133,7 @@ BENCH = Bench(
     shapes=[""],
     dtypes=("float32",),  # each config has its own
     show=show,
-    notes=notes,
+    notes=lambda rows: ["counted operator by operator"],
     draw=draw,
     allocator="allocator as fit sets it",
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_llm.bench.rows import MIB, Row
+from lightning_llm.bench.rows import MIB, Row, groups
 from lightning_llm.io.charts import GRAY, chart
 from lightning_llm.io.untrusted import number_in
 
@@ -61,10 +61,7 @@ def panels(rows: Iterable[Row], by: Sequence[str] = ("shape", "dtype")) -> dict[
     """Rows by their values of some fields; the titles have those in which the rows differ."""
     rows = list(rows)
     differ = [field for field in by if len({getattr(row, field) for row in rows}) > 1]
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(", ".join(str(getattr(row, field)) for field in differ), []).append(row)
-    return groups
+    return groups(rows, lambda row: ", ".join(str(getattr(row, field)) for field in differ))
 
 
 def draw_points(rows: Sequence[Row], path: Path, title: str, *, is_relative: bool = False, **options: Any) -> None:
@@ -135,12 +132,12 @@ def bar_plot(*measures: Measure, by: Sequence[str] = ("shape", "dtype"), log: bo
     """
 
     def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-        groups = panels((row for row in rows if any(getattr(row, one.field) is not None for one in measures)), by)
-        count = [len(group) for group in groups.values()]
+        grouped = panels((row for row in rows if any(getattr(row, one.field) is not None for one in measures)), by)
+        count = [len(group) for group in grouped.values()]
         options |= {"sharex": "col", "sharey": "row", "gridspec_kw": {"height_ratios": [1 + n for n in count]}}
         height = 0.6 * len(count) + 0.25 * sum(count)
         with chart(path, title, height=height, rows=len(count), columns=len(measures), **options) as axes:
-            for line, (name, group) in zip(axes, groups.items(), strict=True):
+            for line, (name, group) in zip(axes, grouped.items(), strict=True):
                 line[0].set(ylim=(len(group) - 0.4, -0.6))
                 line[0].set_yticks(range(len(group)), [row.variant for row in group])
                 for axis, measure in zip(line, measures, strict=True):

@@ -85,12 +85,12 @@ def read_rows(path: Path) -> list[Row]:
     return [Row(**row) for row in read_json(path, 1 << 30, nan_is_null=True)["rows"]]
 
 
-def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of each shape and dtype that were asked for."""
-    by_group: dict[str, list[Row]] = {}
+def groups(rows: Iterable[Row], title: Callable[[Row], str] = lambda row: row._group) -> dict[str, list[Row]]:
+    """The rows of each title; by default those of each shape and dtype that were asked for."""
+    by_title: dict[str, list[Row]] = {}
     for row in rows:
-        by_group.setdefault(row._group, []).append(row)
-    return by_group
+        by_title.setdefault(title(row), []).append(row)
+    return by_title
 
 
 def print_table(rows: Iterable[Row], console: Console, shown: Columns) -> None:

@@ -245,12 +245,13 @@ def _model(setting: Setting, weights: Weights) -> LanguageModel:
     dtype, autocast = DTYPES[setting.precision]
     options = {name: getattr(setting, name) for name in ("loss_chunks", "compile_mode", "compile_scope")}
     model = LanguageModel(setting.config, **options)
-    model.seed, default = 0, torch.get_default_dtype()
+    model.seed = 0
     if setting.strategy != "fsdp2":
         model.configure_model()
         model.to(setting.device, dtype).transformer.load_state_dict(weights)
         return model
     mesh = init_device_mesh(setting.device, (setting.processes,))
+    default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         sharded = build_sharded(setting.config, mesh, torch.device(setting.device), seed=0, param_dtype=autocast)
@@ -295,7 +296,8 @@ def _training_step(setting: Setting, model: LanguageModel) -> Trace:
 
 def _decoding(setting: Setting, model: LanguageModel) -> Trace:
     """Half of the context at once, then one position after the other. There is no backward."""
-    transformer, ids = model.transformer.eval(), make_batch(documents=setting.documents)["input_ids"].to(setting.device)
+    transformer = model.transformer.eval()
+    ids = make_batch(documents=setting.documents)["input_ids"].to(setting.device)
     if not transformer.uses_cache:
         raise ValueError("decoding=cached needs an attention that adds its keys and values to a cache")
     dtype, autocast = DTYPES[setting.precision]
@@ -317,7 +319,8 @@ def _transformers_step(setting: Setting, weights: Weights) -> Trace:
         export_model(ours, None, folder)
         loader: Any = AutoModelForCausalLM
         theirs = loader.from_pretrained(folder, local_files_only=True, attn_implementation="eager")
-    theirs, batch = theirs.to(setting.device, dtype).train(), make_batch(documents=setting.documents)
+    theirs = theirs.to(setting.device, dtype).train()
+    batch = make_batch(documents=setting.documents)
     mapping = mapping_for(setting.config)
     with Recorder(theirs, partial(_our_name, prefix=mapping.prefix)) as recorder:
         with recorder.forward():

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_llm.bench.harness import Bench, Case, Request, measure
 from lightning_llm.bench.rows import Row
-from lightning_llm.bench.workloads import Sizes
+from lightning_llm.bench.workloads import ShapeSizes
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
@@ -43,7 +43,7 @@ def run(request: Request) -> Iterator[Row]:
     yield from measure(cases(request.sizes, getattr(torch, request.dtype), request.device), request, tokens=batch * seq)
 
 
-def cases(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
+def cases(sizes: ShapeSizes, dtype: torch.dtype, device: str) -> dict[str, Case]:
     """The variants, all with the same weights and input."""
     batch, seq, hidden, intermediate, layers = sizes.values()
     torch.manual_seed(0)

@@ -19,10 +19,10 @@ FIELDS = {
     **{"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
     **{"context": "max_position_embeddings", "tied": "tie_word_embeddings"},
 }
-Sizes = dict[str, int]
+ShapeSizes = dict[str, int]
 
 
-def sizes_of(text: str, names: Sequence[str], example: str, set_names: Iterable[str] = ()) -> Sizes:
+def sizes_of(text: str, names: Sequence[str], example: str, set_names: Iterable[str] = ()) -> ShapeSizes:
     """The sizes of a shape, numbers with an x between them.
 
     Args:
@@ -42,7 +42,7 @@ def sizes_of(text: str, names: Sequence[str], example: str, set_names: Iterable[
     return dict(zip(names, map(int, parts), strict=True))
 
 
-def model_config(sizes: Sizes, **fields: Any) -> ModelConfig:
+def model_config(sizes: ShapeSizes, **fields: Any) -> ModelConfig:
     """A Llama-style model of these sizes; ``fields`` are its further options."""
     sizes = {"heads": max(1, sizes["hidden"] // HEAD_DIM), **sizes}
     named: dict[str, Any] = {field: sizes[name] for name, field in FIELDS.items() if name in sizes}

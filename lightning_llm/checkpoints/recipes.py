@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_llm import optim
 from lightning_llm.checkpoints.schema import is_plain_value
+from lightning_llm.optim.catalog import OPTIMIZERS as KNOWN_OPTIMIZERS
 from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
 Recipe = dict[str, Any]
@@ -29,7 +30,8 @@ def _by_path(classes: Iterable[Any]) -> dict[str, Any]:
 
 
 _OF_TORCH = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
-OPTIMIZERS = _by_path([*_OF_TORCH, optim.AdamW, optim.MuonAdamW])
+_OWN = [getattr(optim, path.rpartition(".")[2]) for path in KNOWN_OPTIMIZERS if path.startswith("lightning_llm.")]
+OPTIMIZERS = _by_path([*_OF_TORCH, *_OWN])
 
 
 def optimizer_recipe(optimizer: Optimizer) -> Recipe:

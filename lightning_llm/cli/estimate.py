@@ -86,12 +86,12 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
     sizes = {name.replace("_", " "): memory[name] for name in HELD if memory[name] or name != "gathered"}
-    sizes |= {f"saved, {part}": size for part, size in memory["kept"].items()}
+    sizes |= {f"saved, {part}": size for part, size in memory["saved"].items()}
     for what in ("gradients", "activations_and_temporaries"):
         sizes[f"{what.replace('_', ' ')} at the peak"] = memory[f"{what}_at_peak"]
     sizes["peak"] = memory["peak"]
     lines += ["", "memory of a step on one device", *(_line(name, shown_mib(size)) for name, size in sizes.items())]
-    lines += [_line("at", memory["peak_moment"])]
+    lines += [_line("at", memory["peak_point"])]
     if settings["device"] != "cpu":
         lines += ["for CUDA, not compared with a GPU yet"]
     if memory["needed"] > memory["peak"]:
@@ -99,7 +99,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         lines += [needed, f"  reserve: {memory['reserve']}"]
     if explain:
         lines += ["", "saved for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
-        for term in memory["kept_terms"]:
+        for term in memory["saved_by_term"]:
             formula = f"{term['part']}: {term['count']} × {term['formula']}"
             lines += [_line(formula, shown_mib(term["count"] * term["bytes"]))]
     lines += ["", f"FLOPs of a step of {flops['tokens']:,} tokens, and per token"]

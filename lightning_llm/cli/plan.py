@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -35,7 +36,7 @@ def _options(parser: OneLineParser) -> None:
     state = "allow AdamW's state in bfloat16, which changes results slightly; no other choice does"
     add("--allow-bf16-state", action="store_true", help=state)
     share = "fraction of the device's peak that large matmuls reach (default: %(default)s, assumed)"
-    add("--product-share", type=float, default=MATMUL_SHARE, metavar="U", help=share)
+    add("--matmul-share", "--product-share", type=float, default=MATMUL_SHARE, metavar="U", help=share)
     link = "bytes per second between processes (default: 100GB, assumed)"
     add("--link-bandwidth", type=size_option, default=int(LINK_BANDWIDTH), metavar="SIZE", help=link)
     add("--out", type=Path, metavar="FILE", help="write your config with the chosen settings")
@@ -50,53 +51,58 @@ def run_plan(options: argparse.Namespace) -> None:
         raise ValueError(f"--out {options.out} exists: choose another file, or add --overwrite")
     run = read_run(RunOptions.of(options))
     task = task_of(run, options)
-    cost, step = task.cost_model, task.step
-    memory = cost.device.memory_within(options.memory)
+    memory = task.cost_model.device.memory_within(options.memory)
     with progress() as tick:
         planner = Planner(task, tick)
         chosen = _choose(planner, run, memory)
         others = planner.next_best(chosen, memory)
         frontier = planner.frontier(memory)
-    size = shown_size(memory)
-    rows = f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step"
-    print(f"{rows}, {step.precision}, on {step.world_size} × {cost.device.name} with {size} each")
-    for note in (*([run.sizing.in_words()] if run.sizing else []), *run.notes):
-        print(note)
-    if run.precision_reason:
-        print(f"precision auto is {step.precision}: {run.precision_reason}")
-    if cost.device.source == "assumed":
-        print("the peaks of this device are assumed: trust the order of settings more than their seconds")
-    if memory < options.memory:
-        print(f"{shown_size(options.memory)} is more than {cost.device.name} reports, which is {size}")
-    if reserve := chosen.needed - chosen.memory.peak:
-        print(f"the plan leaves {shown_size(reserve)} of it free: {run.reserve} (--reserve SIZE changes this)")
-    print(f"\npredicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}")
-    print(f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches\n")
+    print("\n".join(_heading(run, planner, chosen, memory, asked=options.memory)))
     print("\n".join(decisions(planner, chosen, others, memory)))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
     if options.json is not None:
-        content = {
-            "memory": memory,
+        plans = {
             "chosen": described(chosen),
             "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
             "frontier": [described(plan) for plan in frontier],
-            "assumed": {
-                "precision": step.precision if run.precision_reason else None,
-                "product_share": cost.matmul_share,
-                "link_bandwidth": cost.link_bandwidth,
-                "device": cost.device.name,
-                "device_source": cost.device.source,
-                "reserve": dataclasses.asdict(run.reserve),
-            },
         }
-        write_json(options.json, content)
+        write_json(options.json, {"memory": memory, **plans, "assumed": _assumed(run, task.cost_model)})
     if options.png is not None:
         draw(frontier, chosen, options.png)
     if options.out is not None:
-        header = f"# Made by lightning-llm plan for {size} on {cost.device.name}.\n"
+        header = f"# Made by lightning-llm plan for {shown_size(memory)} on {task.cost_model.device.name}.\n"
         body = yaml.safe_dump(config_for(run, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
         print(f"\n  lightning-llm fit --config {shlex.quote(str(options.out))}")
+
+
+def _heading(run: RunConfig, planner: Planner, chosen: StepPlan, memory: int, *, asked: int) -> Iterator[str]:
+    """The run, what is assumed, and the predicted peak and time."""
+    step, device, size = planner.task.step, planner.task.cost_model.device, shown_size(memory)
+    rows = f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step"
+    yield f"{rows}, {step.precision}, on {step.world_size} × {device.name} with {size} each"
+    yield from [*([run.sizing.in_words()] if run.sizing else []), *run.notes]
+    if run.precision_reason:
+        yield f"precision auto is {step.precision}: {run.precision_reason}"
+    if device.source == "assumed":
+        yield "the peaks of this device are assumed: trust the order of settings more than their seconds"
+    if memory < asked:
+        yield f"{shown_size(asked)} is more than {device.name} reports, which is {size}"
+    if reserve := chosen.needed - chosen.memory.peak:
+        yield f"the plan leaves {shown_size(reserve)} of it free: {run.reserve} (--reserve SIZE changes this)"
+    yield f"\npredicted peak {shown_size(chosen.memory.peak)}, at {chosen.memory.peak_point}"
+    yield f"predicted time {chosen.time.seconds:.4g} s a step, {chosen.accumulation} micro-batches\n"
+
+
+def _assumed(run: RunConfig, cost: CostModel) -> dict[str, Any]:
+    return {
+        "precision": run.step.precision if run.precision_reason else None,
+        "matmul_share": cost.matmul_share,
+        "link_bandwidth": cost.link_bandwidth,
+        "device": cost.device.name,
+        "device_source": cost.device.source,
+        "reserve": dataclasses.asdict(run.reserve),
+    }
 
 
 def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
@@ -105,8 +111,8 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
     Raises:
         ValueError: An option out of range.
     """
-    if not 0 < options.product_share <= 1:
-        raise ValueError(f"--product-share must be above 0 and at most 1, got {options.product_share}")
+    if not 0 < options.matmul_share <= 1:
+        raise ValueError(f"--matmul-share must be above 0 and at most 1, got {options.matmul_share}")
     if options.link_bandwidth <= 0:
         raise ValueError("--link-bandwidth must be above 0")
     if options.allow_bf16_state and not run.optimizer.is_own_adamw:
@@ -119,7 +125,7 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         global_batch_size=run.global_batch_size,
         cost_model=CostModel(
             device=run.device or GENERIC["cpu"],
-            matmul_share=options.product_share,
+            matmul_share=options.matmul_share,
             link_bandwidth=options.link_bandwidth,
             tf32=run.tf32,
         ),

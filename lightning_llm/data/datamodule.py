@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_llm.accounting.global_batch import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
+from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
 from lightning_llm.data import batches
 from lightning_llm.data.batches import EvalBatches, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare

@@ -32,7 +32,7 @@ from lightning_llm.data.splits import Cursor, Shard, SplitPiece
 from lightning_llm.data.token_store import SHARD, TokenStore, read_meta, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, shard_folder, unfinished_tokenizer
 from lightning_llm.data.tokenizers import Ids, Tokenizer, check_bpe
-from lightning_llm.io.progress import Phase, progress_bar
+from lightning_llm.io.progress import StartPhase, progress_bar
 from lightning_llm.io.untrusted import prefixed
 
 BUILT_IN_TOKENIZERS = ("char", "byte", "bpe")
@@ -143,7 +143,7 @@ def given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
 
 
 def train_tokenizer(
-    kind: str, vocab_size: int, corpus: Corpus, phase: Phase, special_tokens: Sequence[str] = ()
+    kind: str, vocab_size: int, corpus: Corpus, phase: StartPhase, special_tokens: Sequence[str] = ()
 ) -> Tokenizer:
     """A tokenizer of a built-in kind, trained on a corpus; ``bpe`` learns from the first 64 Mi characters.
 
@@ -180,7 +180,7 @@ def encode_document(tokenizer: Tokenizer, document: Document) -> Iterator[tuple[
             yield ids.tolist(), _utf8_length(piece.text)
 
 
-def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: Phase) -> tuple[int, int]:
+def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: StartPhase) -> tuple[int, int]:
     """UTF-8 bytes of a corpus, and its number of tokens."""
     size = tokens = 0
     for document in corpus.documents(phase("counting tokens")):

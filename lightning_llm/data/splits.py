@@ -19,7 +19,7 @@ from typing import NamedTuple
 from lightning_llm.data.corpora import Corpus
 from lightning_llm.data.cuts import cut_for
 from lightning_llm.data.formats import Document
-from lightning_llm.io.progress import Advance, Phase
+from lightning_llm.io.progress import Advance, StartPhase
 
 VALIDATION_FRACTION = 0.1
 MOST_SHARDS = 999_999  # a folder each
@@ -103,7 +103,7 @@ class SplitBounds:
             yield split, (text for _, text in texts)
 
 
-def find_bounds(corpus: Corpus, test_fraction: float, phase: Phase) -> SplitBounds:
+def find_bounds(corpus: Corpus, test_fraction: float, phase: StartPhase) -> SplitBounds:
     """Reads the first documents; if there is only one, measures its length.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 Advance = Callable[[int], object]  # called with bytes read from disk
-Phase = Callable[[str], Advance]  # starts a phase of the work, which reads the input once
+StartPhase = Callable[[str], Advance]  # starts a phase of the work, which reads the input once
 
 
 def ignore_progress(size: int) -> None:
@@ -13,7 +13,7 @@ def ignore_progress(size: int) -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, show: bool) -> Iterator[Phase]:
+def progress_bar(total: int, show: bool) -> Iterator[StartPhase]:
     """A progress bar of ``total`` bytes with the remaining time, if ``show`` is set and there is a terminal."""
     if show:  # importing rich takes time
         from rich import progress

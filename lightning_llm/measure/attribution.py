@@ -154,11 +154,9 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
             if not name:
                 continue  # what the model itself does is the loss
             label = module_label(name, self._prefix)
-            enter = module.register_forward_pre_hook(partial(self._enter, label), prepend=True)
+            self._hooks.enter_context(module.register_forward_pre_hook(partial(self._enter, label), prepend=True))
             # also after an exception: activation checkpointing ends its second forward with one
-            leave = module.register_forward_hook(self._leave, always_call=True)
-            self._hooks.callback(enter.remove)
-            self._hooks.callback(leave.remove)
+            self._hooks.enter_context(module.register_forward_hook(self._leave, always_call=True))
 
     def _enter(self, label: str, *_: Any) -> None:
         self._running.append(label)

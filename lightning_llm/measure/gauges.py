@@ -115,11 +115,7 @@ class Gauge(abc.ABC):
 
 
 class AllocatorGauge(Gauge):
-    """Bytes of tensors by CUDA's caching allocator.
-
-    Args:
-        device: Which one.
-    """
+    """Bytes of tensors on a device by CUDA's caching allocator."""
 
     source = "CUDA allocator"
 

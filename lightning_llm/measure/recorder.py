@@ -76,10 +76,9 @@ class Recorder:
             own = label(name) if name else None
             is_inside = any(name.startswith(f"{outer}.") if outer else True for outer in closed)
             if own and module_label(own) == own and not is_inside and not isinstance(module, nn.Dropout | nn.Identity):
-                enter = module.register_forward_pre_hook(partial(self._enter, own), with_kwargs=True)
-                leave = module.register_forward_hook(self._leave)
-                self._hooks.callback(enter.remove)
-                self._hooks.callback(leave.remove)
+                enter = partial(self._enter, own)
+                self._hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                self._hooks.enter_context(module.register_forward_hook(self._leave))
 
     def __enter__(self) -> "Recorder":
         return self

@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class StepPoint:
+class MemorySample:
     """What is live at one point in the step.
 
     Attributes:
@@ -75,12 +75,12 @@ class Timeline:
         self._totals = list(itertools.accumulate(event.change for event in self._events))
 
     @property
-    def peak(self) -> StepPoint:
+    def peak(self) -> MemorySample:
         """When the most was live, over the whole step."""
         return self.points([self._highest(0, len(self._totals))])[0]
 
     @property
-    def saved(self) -> StepPoint | None:
+    def saved(self) -> MemorySample | None:
         """When backward begins, after the last forward: what forward has saved for it."""
         begins = [operator for operator, phase in self.marks if phase == "backward"]
         return self.points([self._place(begins[-1])])[0] if begins else None
@@ -96,7 +96,7 @@ class Timeline:
             record["live_bytes"] = max(record["live_bytes"], self._totals[last])
         return found
 
-    def samples(self) -> list[StepPoint]:
+    def samples(self) -> list[MemorySample]:
         """The step in at most ``SAMPLES`` intervals, each by its own peak: the step's is among them."""
         count, intervals = len(self._totals), min(SAMPLES, len(self._totals))
         starts = [number * count // intervals for number in range(intervals)]
@@ -104,7 +104,7 @@ class Timeline:
         places = {place for place in places if self._events[place].operator > 0} | {self._place(0)}
         return self.points(sorted(places))
 
-    def points(self, places: Iterable[int]) -> list[StepPoint]:
+    def points(self, places: Iterable[int]) -> list[MemorySample]:
         """What is live after each of these events, given in order."""
         table: Counter[tuple[str, str]] = Counter()
         found, done = [], 0
@@ -113,7 +113,7 @@ class Timeline:
                 table[event.owner.category, event.owner.module] += event.change
             done, operator = place + 1, self._events[place].operator
             live = {key: size for key, size in table.items() if size}
-            found.append(StepPoint(operator, self.phase_at(operator), live))
+            found.append(MemorySample(operator, self.phase_at(operator), live))
         return found
 
     def phase_at(self, operator: int) -> str:

@@ -64,11 +64,7 @@ class Timing:
         return float(np.quantile(self.samples, fraction))
 
     def ratio_to(self, other: "Timing") -> float:
-        """How many times as long this took as ``other``: the median over rounds of the ratio within a round.
-
-        Raises:
-            ValueError: If the two were not interleaved.
-        """
+        """How many times as long this took as ``other``: the median of :meth:`ratios_to`, with its errors."""
         return statistics.median(self.ratios_to(other))
 
     def ratios_to(self, other: "Timing") -> list[float]:

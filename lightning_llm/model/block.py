@@ -20,6 +20,7 @@ from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, checked
 from lightning_llm.model.kv_cache import KVCache
+from lightning_llm.model.parts import BUILT_IN, Norms
 
 BRANCHES = {"attention": "self_attn", "mlp": "mlp"}  # a kind of part, and the name of its module
 
@@ -61,11 +62,7 @@ class Block(Compilable):
         seed: Of the initial values.
     """
 
-    # of each branch the names of the norms before and after it
-    norms: ClassVar[dict[str, tuple[str | None, str | None]]] = {
-        "attention": ("input_layernorm", None),
-        "mlp": ("post_attention_layernorm", None),
-    }
+    norms: ClassVar[Norms] = BUILT_IN["block"]["pre"].norms
     self_attn: Any
     mlp: Any
     input_layernorm: nn.Module
@@ -151,22 +148,20 @@ class Block(Compilable):
 class PostNormBlock(Block):
     """Norms after the sums. The last norm of the model stays, after that of the last block."""
 
-    norms: ClassVar[dict[str, tuple[str | None, str | None]]] = {"attention": (None, None), "mlp": (None, None)}
+    norms = BUILT_IN["block"]["post"].norms
 
     def __init__(self, config: ModelConfig, layer: int, seed: int) -> None:
         super().__init__(config, layer, seed)
-        self.add_norm("post_attention_layernorm")
-        self.add_norm("post_feedforward_layernorm")
+        for name in self.norms["sums"]:
+            self.add_norm(name)
 
     def join(self, x: Tensor, context: Context) -> Tensor:
-        x = self._normed("post_attention_layernorm", x + self.attend(x, context))
-        return self._normed("post_feedforward_layernorm", x + self.feed(x))
+        after_attention, after_mlp = self.norms["sums"]
+        x = self._normed(after_attention, x + self.attend(x, context))
+        return self._normed(after_mlp, x + self.feed(x))
 
 
 class SandwichBlock(Block):
     """Norms before and after each branch."""
 
-    norms: ClassVar[dict[str, tuple[str | None, str | None]]] = {
-        "attention": ("input_layernorm", "post_attention_layernorm"),
-        "mlp": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    }
+    norms = BUILT_IN["block"]["sandwich"].norms

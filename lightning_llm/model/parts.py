@@ -13,10 +13,12 @@ from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS, OUR_PREFIX, is_custom
 from lightning_llm.io.untrusted import field_name, is_number, shown
 
 Part = str | dict[str, Any]
+Norms = Mapping[str, tuple[str | None, str | None]]  # names: before and after attention and mlp; after the two sums
 
 MOST_ARGUMENTS, MOST_NESTED = 1000, 4  # values among the arguments of a class, and lists or dicts inside one another
 MOST_EXPERTS = 4096
 REQUIRED = object()
+NO_NORMS: Norms = dict.fromkeys(("attention", "mlp", "sums"), (None, None))
 
 
 class Option(NamedTuple):
@@ -45,6 +47,7 @@ class BuiltIn(NamedTuple):
         positions: Of an attention: those that it takes, if not all; ``PARTIAL_ROPE`` is ``rope`` with
             ``partial_rotary_factor`` below 1.
         needs_all_layers: Of an attention: whether all layers must have it, since later ones use what the first leaves.
+        norms: Of a block that joins attention and MLP as those of ``block.py`` do; the accounting measures any other.
     """
 
     path: str
@@ -54,6 +57,7 @@ class BuiltIn(NamedTuple):
     has_own_keys: bool = False
     positions: tuple[str, ...] | None = None
     needs_all_layers: bool = False
+    norms: Norms = NO_NORMS
 
 
 def is_positive(value: Any, most: float = 1e30) -> bool:
@@ -95,6 +99,13 @@ _RANK = {"rank": _or_null(_whole(None, 1, 2**20))}
 PARTIAL_ROPE = "rope with partial_rotary_factor below 1"
 _LATENT_POSITIONS = (PARTIAL_ROPE, "learned", "alibi", "none")
 _WINDOW = {"window": _whole(REQUIRED, 1), "every": _or_null(_whole(None, 2)), **_SOFTCAP}
+_PRE: Norms = {**NO_NORMS, "attention": ("input_layernorm", None), "mlp": ("post_attention_layernorm", None)}
+_POST: Norms = {**NO_NORMS, "sums": ("post_attention_layernorm", "post_feedforward_layernorm")}
+_SANDWICH: Norms = {
+    **NO_NORMS,
+    "attention": ("input_layernorm", "post_attention_layernorm"),
+    "mlp": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+}
 # Every built-in part. A new one is its class and a line here.
 BUILT_IN: dict[str, dict[str, BuiltIn]] = {
     "attention": {
@@ -129,9 +140,9 @@ BUILT_IN: dict[str, dict[str, BuiltIn]] = {
         "alibi": BuiltIn("position.LinearBiases"),
     },
     "block": {
-        "pre": BuiltIn("block.Block", has_mup=True),
-        "post": BuiltIn("block.PostNormBlock", has_mup=True),
-        "sandwich": BuiltIn("block.SandwichBlock", has_mup=True),
+        "pre": BuiltIn("block.Block", has_mup=True, norms=_PRE),
+        "post": BuiltIn("block.PostNormBlock", has_mup=True, norms=_POST),
+        "sandwich": BuiltIn("block.SandwichBlock", has_mup=True, norms=_SANDWICH),
     },
     "loss": {"cross_entropy": BuiltIn("loss.CrossEntropy", _LOSS, has_mup=True)},
 }

@@ -158,9 +158,7 @@ class _WarmupDecay(_Warmup):
     step_options = ("warmup_steps", "decay_steps")
     min_lr_ratio: float = _fraction(0.0)
     decay_steps: int | None = option(
-        None,
-        "a whole number of at least 1 or null",
-        lambda value: value is None or (type(value) is int and value >= 1),
+        None, "a whole number of at least 1 or null", lambda value: value is None or (type(value) is int and value >= 1)
     )
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_llm.accounting.global_batch import divisor
+from lightning_llm.accounting.settings import divisor
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import decimal_size

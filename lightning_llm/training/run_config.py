@@ -12,10 +12,16 @@ from typing import cast
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters_by_part
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
-from lightning_llm.accounting.global_batch import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import STATE_BYTES, STATE_PER_PARAMETER, UNMEASURED, Measured, StepSettings
+from lightning_llm.accounting.settings import (
+    CONTEXT_LENGTH,
+    GLOBAL_BATCH_SIZE,
+    STATE_BYTES,
+    UNMEASURED,
+    Measured,
+    StepSettings,
+)
 from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
 from lightning_llm.io.config_file import (
     MOST,
@@ -32,10 +38,12 @@ from lightning_llm.io.trust import is_custom, is_import_path, refuse_custom
 from lightning_llm.io.units import byte_size
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
+from lightning_llm.optim.catalog import OPTIMIZERS
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
 from lightning_llm.runs.options import flat
 
 OWN, OF_TORCH = "lightning_llm.optim.", "torch.optim."
+STATE_PER_PARAMETER = {path.rpartition(".")[2]: known.state_per_parameter for path, known in OPTIMIZERS.items()}
 VOCABULARY = {"store", "corpus", "path", "tokenizer", "vocab_size", "mixture", "raw_dtype"}  # in data: decide it
 SIZES = {"context_length", "global_batch_size"}
 SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy")

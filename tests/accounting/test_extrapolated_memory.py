@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_llm.accounting import extrapolated_memory, step_memory
-from lightning_llm.accounting.extrapolated_memory import ExtrapolatedMemory, step_points
+from lightning_llm.accounting.extrapolated_memory import ExtrapolatedMemory, memory_trace
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.model.config import ModelConfig
 from tests.accounting.test_memory import drawn
@@ -86,7 +86,7 @@ def test_few_layers_are_traced_however_many_differ_in_window(monkeypatch, every)
         return step_memory(config, settings)
 
     monkeypatch.setattr(extrapolated_memory, "step_memory", traces)
-    assert max(total for total, _ in step_points(config, step).points.values()) == peak
+    assert max(total for total, _ in memory_trace(config, step).points.values()) == peak
     assert len(traced) <= 12
     assert max(traced) <= 10
 
@@ -102,13 +102,13 @@ def test_the_points_of_any_order_of_levels_have_the_peak_of_the_whole(levels):
         checkpoint_level=levels,
     )
     step = StepSettings(rows=3, context_length=32, state_per_parameter=0)
-    assert max(total for total, _ in step_points(config, step).points.values()) == step_memory(config, step).peak
+    assert max(total for total, _ in memory_trace(config, step).points.values()) == step_memory(config, step).peak
 
 
 def test_points_are_said_in_words():
     config = ModelConfig(vocab_size=50, hidden_size=64, num_hidden_layers=5, num_attention_heads=4, recompute="mlp")
     step = StepSettings(rows=3, context_length=32, loss_chunks=0)
-    said = {point.in_words() for point in step_points(config, step).points}
+    said = {point.in_words() for point in memory_trace(config, step).points}
     layers = {f"the {end} layer at level 0" for end in ("first", "second", "last but one", "last")}
     stages = {f"{layer}, {stage}" for layer in layers for stage in ("attention", "mlp")}
     stages |= {"embeddings", "final norm", "loss"}

@@ -1,4 +1,7 @@
-"""A step setting costs a field and the place that uses it: one that is added here reaches plan and estimate."""
+"""A step setting costs a field and the place that uses it: one that is added here reaches plan and estimate.
+
+And how a global batch is divided.
+"""
 
 import dataclasses
 import json
@@ -9,7 +12,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.accounting import estimate as estimates
 from lightning_llm.accounting import planner, step_memory
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import shared_memory
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
@@ -100,3 +103,25 @@ def test_rows_must_divide_the_global_batch():
     assert (run.step_of(3).rows, run.step_of(3).accumulation) == (3, 2)
     with pytest.raises(ValueError, match=r"12 cannot be divided by 2 devices times data.micro_batch_size 4"):
         run.step_of(4)
+
+
+@pytest.mark.parametrize(
+    ("size", "micro", "devices", "rows"), [(8, None, 1, 8), (8, None, 2, 4), (8, 2, 2, 2), (8, 8, 1, 8)]
+)
+def test_rows_of_a_micro_batch(size, micro, devices, rows):
+    assert rows_per_micro_batch(size, micro, devices) == rows
+
+
+@pytest.mark.parametrize(
+    ("size", "micro", "devices", "by"),
+    [
+        (8, None, 3, "3 devices"),
+        (2, None, 3, "3 devices"),
+        (8, 3, 1, "1 device times data.micro_batch_size 3"),
+        (8, 8, 2, "2 devices times data.micro_batch_size 8"),
+        (8, -1, 1, "1 device times data.micro_batch_size -1"),
+    ],
+)
+def test_a_batch_that_cannot_be_divided(size, micro, devices, by):
+    with pytest.raises(ValueError, match=f"^data.global_batch_size {size} cannot be divided by {by}: change one$"):
+        rows_per_micro_batch(size, micro, devices)

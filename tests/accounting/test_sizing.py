@@ -1,6 +1,5 @@
 """The sizing: sizes are reached, its rules hold, and what the user gives wins."""
 
-import inspect
 import itertools
 import math
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm import optim
 from lightning_llm.accounting import sizing as module
 from lightning_llm.accounting import step_flops
 from lightning_llm.accounting.sizing import asked_in, given_options, parse_size, size_name, sizing_for, with_options
@@ -246,13 +244,6 @@ def test_the_last_config_with_a_size_ends_the_base():
     for ratio in (0, -1, math.inf, math.nan, "x", True):
         with pytest.raises(ValueError, match="a number above 0"):
             asked_in([], {"size": "1M", "tokens_per_parameter": ratio})
-
-
-def test_defaults_of_optimizers_are_those_of_their_classes():
-    for path, (_, _, *expected) in module.RATES_OF_OPTIMIZERS.items():
-        cls = getattr(optim if path.startswith("lightning_llm") else torch.optim, path.rpartition(".")[2])
-        own = inspect.signature(cls).parameters
-        assert [own["lr"].default, own["weight_decay"].default] == expected
 
 
 def test_the_page_has_every_source_of_the_table():

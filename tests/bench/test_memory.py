@@ -36,8 +36,8 @@ def test_the_differences_are_the_mlps(configs, tmp_path, capsys):
     saved = LAYERS * 2 * 4 * BATCH * SEQ * INTERMEDIATE
     assert rows[0]["saved_bytes"] - rows[1]["saved_bytes"] == saved
     assert rows[0]["peak_bytes"] > rows[1]["peak_bytes"]
-    kept = [row["kept"]["by_module"] for row in rows]
-    differing = {name for name in kept[0].keys() | kept[1].keys() if kept[0].get(name) != kept[1].get(name)}
+    first, second = (row["saved"]["by_module"] for row in rows)
+    differing = {name for name in first | second if first.get(name) != second.get(name)}
     assert differing == {f"layers.{layer}.mlp" for layer in range(LAYERS)}
     said = capsys.readouterr().out
     assert "ours - standard" in said

@@ -39,10 +39,10 @@ def test_figures_are_those_of_the_accounting(config, tmp_path, capsys):
     expected = step_memory(ModelConfig(**ARCHITECTURE), rows=2, context_length=16, accumulation=4)
     memory = report["memory"]
     assert memory["peak"] == expected.peak
-    assert sum(term["count"] * term["bytes"] for term in memory["kept_terms"]) == sum(memory["kept"].values())
+    assert sum(term["count"] * term["bytes"] for term in memory["saved_by_term"]) == sum(memory["saved"].values())
     assert report["settings"]["accumulation"] == 4
     out = capsys.readouterr().out
-    for term in memory["kept_terms"]:
+    for term in memory["saved_by_term"]:
         assert f"{term['count']} × {term['formula']}" in out
     assert "peak" in out
     assert "B·T·i × 4" in out

@@ -166,7 +166,7 @@ def test_no_torch_is_imported():
             "Tesla T4 has no bfloat16 peak in the table: use --precision 32-true",
         ),
         (["--memory", "1GB", "--world-size", "3"], {}, "global_batch_size 8 cannot be divided by 3 devices"),
-        (["--memory", "1GB", "--product-share", "7"], {}, "--product-share must be above 0 and at most 1, got 7.0"),
+        (["--memory", "1GB", "--matmul-share", "7"], {}, "--matmul-share must be above 0 and at most 1, got 7.0"),
         (["--memory", "1GB", "--link-bandwidth", "0"], {}, "--link-bandwidth must be above 0"),
         (
             ["--memory", "1GB"],

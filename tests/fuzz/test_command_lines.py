@@ -80,7 +80,7 @@ LINES = {  # the first of each command ends well as it is
             "--config",
             "small.yaml",
             "--memory=9MB",
-            "--product-share",
+            "--matmul-share",
             "0.5",
             "--link-bandwidth",
             "1GB",

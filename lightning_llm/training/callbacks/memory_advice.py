@@ -15,7 +15,7 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import short_mib
 from lightning_llm.measure.attribution import AttributedMeter
-from lightning_llm.measure.timeline import StepPoint
+from lightning_llm.measure.timeline import MemorySample
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.training.callbacks.memory_report import Report, point_report, step_report, table_of
 from lightning_llm.training.measured_parts import EXTENDED, measure_parts
@@ -23,7 +23,6 @@ from lightning_llm.training.measured_parts import EXTENDED, measure_parts
 HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
 NOT_WORTH_NAMING = 0.005  # of the peak
 EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
-ACCOUNTED = {"saved": "activations", "optimizer state": "optimizer_state"}  # the report's names for the accounting's
 
 
 class StepCase(NamedTuple):
@@ -57,7 +56,7 @@ class Saving(NamedTuple):
     note: str
 
 
-class Estimate(NamedTuple):
+class MemoryAdvice(NamedTuple):
     """The peak of the step as it is (a report), what each setting would save, and what the estimate leaves out."""
 
     current: Report
@@ -110,7 +109,7 @@ def describe_failure(
     return out.getvalue().rstrip(), report
 
 
-def estimate(run: StepCase) -> Estimate | None:
+def estimate(run: StepCase) -> MemoryAdvice | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
     remarks, unknown = [], parts_to_measure(run.config)
     try:
@@ -134,10 +133,10 @@ def estimate(run: StepCase) -> Estimate | None:
                 savings.append(Saving(setting, saved, extra, note))
     if run.optimizer == "AdamW" and not unknown:
         savings.append(_muon(run.config, run.step.rows * work))
-    table = {(ACCOUNTED.get(name, name), part or "model"): size for (name, part), size in memory.at_peak.items()}
+    table = {(category, part or "model"): size for (category, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
-    points = {"peak": StepPoint(0, memory.peak_point, table), "kept": StepPoint(0, "backward", saved_table)}
-    return Estimate({name: point_report(point) for name, point in points.items()}, savings, remarks)
+    points = {"peak": MemorySample(0, memory.peak_point, table), "saved": MemorySample(0, "backward", saved_table)}
+    return MemoryAdvice({name: point_report(point) for name, point in points.items()}, savings, remarks)
 
 
 def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:

@@ -27,7 +27,7 @@ from lightning_llm.training.distributed import host_group
 FOLDER = "memory"
 HISTORY = 200_000  # allocations that the snapshot records, with the stack of each
 
-Sizes = dict[str, int]
+PhaseBytes = dict[str, int]  # such as those of forward_peak
 
 
 class MemoryProfiler(Callback):
@@ -60,9 +60,9 @@ class MemoryProfiler(Callback):
             if not (or_null if (number := getattr(self, name)) is None else type(number) is int and number >= 1)
         )
         self._gauge: Any = None
-        self._highest: Sizes = {}  # since the last entry
+        self._highest: PhaseBytes = {}  # since the last entry
         self._highest_of_run = 0
-        self._of_step: Sizes = {}  # in the current step
+        self._of_step: PhaseBytes = {}  # in the current step
         self._meter: AttributedMeter | None = None
         self._step = -1  # the current step, counted from 1
         self._is_sampled = self._is_compiled = False
@@ -168,7 +168,7 @@ class MemoryProfiler(Callback):
         self._log(trainer, self._highest, "memory/{}_gib")
         self._highest = {}
 
-    def _log(self, trainer: Trainer, sizes: Sizes, pattern: str) -> None:
+    def _log(self, trainer: Trainer, sizes: PhaseBytes, pattern: str) -> None:
         """The maximum over processes, from rank 0."""
         if self._group is not None:
             numbers = torch.tensor(list(sizes.values()), dtype=torch.int64)

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from lightning_llm.io.charts import canvas
 from lightning_llm.io.units import GIB, MIB, short_mib
 from lightning_llm.io.untrusted import number_in
-from lightning_llm.measure.timeline import CATEGORIES, StepPoint, Timeline
+from lightning_llm.measure.timeline import CATEGORIES, MemorySample, Timeline
 
 REST = "all others"
 NAMES = {"optimizer_state": "optimizer state", "activations": "saved activations"}
@@ -41,7 +41,7 @@ def step_report(timeline: Timeline, top: int) -> Report:
         samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": shown})
     return {
         "peak": point_report(peak),
-        "kept": saved and point_report(saved),
+        "saved": saved and point_report(saved),
         "phases": timeline.phases(),
         "timeline": {"marks": timeline.marks, "operators": timeline.operators, "samples": samples},
     }
@@ -64,7 +64,7 @@ def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
     return table
 
 
-def point_report(point: StepPoint) -> Report:
+def point_report(point: MemorySample) -> Report:
     """What is live at a point in the step: total, by category, by module, and as a table."""
     return {
         "bytes": point.total_bytes,

@@ -16,7 +16,7 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.training.callbacks import MemoryProfiler, memory_advice, memory_profiler
-from lightning_llm.training.callbacks.memory_advice import Estimate, Saving, StepCase, estimate
+from lightning_llm.training.callbacks.memory_advice import MemoryAdvice, Saving, StepCase, estimate
 from lightning_llm.training.trainer import Trainer
 
 RUN = "run/version_0"  # below trainer.default_root_dir
@@ -113,15 +113,15 @@ def test_a_sampled_step_adds_up(text_file, tmp_path):
     assert kinds["parameters"] == weights
     assert kinds["optimizer_state"] == 2 * weights
     assert kinds["inputs"] == 2 * 8 * BATCH * SEQ
-    for moment in (report["peak"], report["kept"]):
-        assert sum(moment["by_kind"].values()) == sum(moment["by_module"].values()) == moment["bytes"]
+    for point in (report["peak"], report["saved"]):
+        assert sum(point["by_kind"].values()) == sum(point["by_module"].values()) == point["bytes"]
     assert max(phase["peak_bytes"] for phase in report["phases"].values()) == report["peak"]["bytes"]
     assert [phase for _, phase in report["timeline"]["marks"]] == ["forward", "backward", "optimizer"]
     assert max(sum(s["by_kind"].values()) for s in report["timeline"]["samples"]) == report["peak"]["bytes"]
     optimizer = report["phases"]["optimizer"]
     assert optimizer["peak_bytes"] >= 4 * weights > optimizer["live_bytes"]  # gradients die with the step
     head = model.transformer.lm_head.weight
-    assert report["kept"]["by_kind"]["gradients"] == head.nbytes  # which the chunked loss makes in forward
+    assert report["saved"]["by_kind"]["gradients"] == head.nbytes  # which the chunked loss makes in forward
     assert {"lm_head", "embed_tokens", "layers.0.mlp", "layers.1.self_attn"} <= set(report["peak"]["by_module"])
     assert not report["compiled"]
     assert (tmp_path / RUN / "memory/step-3.png").stat().st_size > 10_000
@@ -131,7 +131,7 @@ def test_the_mlps_differ_where_they_should(text_file, tmp_path):
     reports = {}
     for mlp in ("swiglu", "memory_optimized_swiglu"):
         fit(text_file, tmp_path / mlp, [MemoryProfiler(every_n_steps=2)], mlp=mlp)
-        reports[mlp] = report_of(tmp_path / mlp / RUN, 2)["kept"]
+        reports[mlp] = report_of(tmp_path / mlp / RUN, 2)["saved"]
     kept = [
         {row["module"]: row["bytes"] for row in report["table"] if row["kind"] == "activations"}
         for report in reports.values()
@@ -150,7 +150,7 @@ def test_accumulation_is_one_step(text_file, tmp_path):
     marks = [phase for _, phase in report["timeline"]["marks"]]
     assert marks == ["forward", "backward"] * 4 + ["optimizer"]
     weights = sum(4 * p.numel() for p in model.parameters())
-    assert report["kept"]["by_kind"]["gradients"] >= weights  # of the micro-batches before
+    assert report["saved"]["by_kind"]["gradients"] >= weights  # of the micro-batches before
 
 
 def test_what_is_logged(text_file, tmp_path):
@@ -251,7 +251,7 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     runs = []
     current = {"peak": {"by_kind": dict.fromkeys(CATEGORIES, 1), "by_module": {"x": 7}, "table": []}}
     savings = [Saving(f"option.{n} {n}", n * 2**20, 0.0, "a note") for n in range(1, 5)]
-    monkeypatch.setattr(memory_advice, "estimate", lambda run: runs.append(run) or Estimate(current, savings, []))
+    monkeypatch.setattr(memory_advice, "estimate", lambda run: runs.append(run) or MemoryAdvice(current, savings, []))
     error = torch.OutOfMemoryError("CUDA out of memory.") if every else RuntimeError("DefaultCPUAllocator: no memory")
     with pytest.raises(type(error)):
         fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=every), RunsOut(error)], mlp="swiglu")
@@ -298,8 +298,8 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     run = StepCase(model.architecture, "AdamW", StepSettings(rows=BATCH, context_length=SEQ))
     found = estimate(run)
     assert found is not None
-    real = report["kept"]["by_kind"]["activations"]
-    assert found.current["kept"]["by_kind"]["activations"] == pytest.approx(real, rel=0.02)
+    real = report["saved"]["by_kind"]["activations"]
+    assert found.current["saved"]["by_kind"]["activations"] == pytest.approx(real, rel=0.02)
     peak = max(report["phases"][phase]["peak_bytes"] for phase in ("forward", "backward"))
     others = report["peak"]["by_kind"]["optimizer_state"] + report["peak"]["by_kind"]["inputs"]
     assert found.current["peak"]["bytes"] == pytest.approx(peak - others, rel=0.05)
