@@ -14,7 +14,7 @@ from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import STATE_BYTES, STATE_PER_PARAMETER, UNMEASURED, Measured, StepSettings
+from lightning_llm.accounting.settings import STATE_BYTES, STATE_PER_PARAMETER, Measured, StepSettings, weight_dtype
 from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
 from lightning_llm.data.defaults import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE
 from lightning_llm.io.config_file import (
@@ -188,7 +188,7 @@ def _vocab_size_of_data(raw: Section, source: Path) -> int | None:
 def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:
     """The parts that the accounting does not know: it costs loading torch, and runs their classes."""
     if not parts_to_measure(config):
-        return UNMEASURED
+        return {}
     from lightning_llm.training.measured_parts import measure_parts
 
     return measure_parts(config, precision, context_length)
@@ -223,7 +223,8 @@ def _optimizer(raw: Section, options: RunOptions, config: ModelConfig, precision
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
     if is_muon:  # one tensor for Muon's matrices, two of state_dtype for the rest
-        parameters, itemsize = sum(parameters_by_part(config, measured).values()), 2 if precision == "bf16-true" else 4
+        parameters = sum(parameters_by_part(config, measured).values())
+        itemsize = 2 if weight_dtype(precision) == "bfloat16" else 4
         matrices = hidden_matrix_parameters(config, measured)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)
