@@ -212,7 +212,7 @@ class Trainer(pl.Trainer):
 
     def preflight(self, model: Any, datamodule: Any) -> list[Check]:
         """All checks; nothing is started."""
-        return check_run(model, datamodule, self, Path(self.default_root_dir))
+        return list(check_run(model, datamodule, self, Path(self.default_root_dir)))
 
 
 def skip_empty_hooks(callbacks: list[pl.Callback]) -> None:
