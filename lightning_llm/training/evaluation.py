@@ -195,9 +195,11 @@ class WindowSums:
     """
 
     def __init__(self, loaders: Sequence[EvalBatches], limit: int | float, device: Any) -> None:
-        used = [(loader.rows or [])[: limited_batches(len(loader), limit) * loader.world_size] for loader in loaders]
+        used = [
+            (loader.rows or [])[: limited_batches(len(loader), limit) * loader.share.world_size] for loader in loaders
+        ]
         self._firsts = [[0, *itertools.accumulate(rows)] for rows in used]  # windows before each batch of all processes
-        self._places = [(loader.rank, loader.world_size) for loader in loaders]
+        self._places = [(loader.share.rank, loader.share.world_size) for loader in loaders]
         self._added = [0] * len(loaders)  # batches of this process
         self._sums = [torch.zeros(sum(rows), 2, dtype=torch.float64, device=device) for rows in used]
 
