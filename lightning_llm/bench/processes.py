@@ -15,11 +15,7 @@ Result = TypeVar("Result")
 
 
 def in_fresh_processes(
-    function: Callable[[Job], Result],
-    jobs: Sequence[Job],
-    *,
-    name: str,
-    environment: Mapping[str, str] | None = None,
+    function: Callable[[Job], Result], jobs: Sequence[Job], *, name: str, environment: Mapping[str, str] | None = None
 ) -> list[Result]:
     """The results of a function, each job in a new process, all at once; what they print as errors is dropped.
 

@@ -18,14 +18,7 @@ from lightning_llm.ablate.ladder import (
     store_promise,
     with_tuned,
 )
-from lightning_llm.ablate.ladder_report import (
-    HEAD,
-    lines_of,
-    promise_for,
-    table_of,
-    tuned_factors,
-    write_ladder_report,
-)
+from lightning_llm.ablate.ladder_report import HEAD, lines_of, promise_for, table_of, tuned_factors, write_ladder_report
 from lightning_llm.ablate.plan import PLAN, Plan
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES

@@ -10,8 +10,8 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def byte_size(text: str) -> int:
-    """``80GiB`` as bytes.
+def byte_size(text: str, option: str = "") -> int:
+    """``80GiB`` as bytes; ``option`` is what has it, for the message.
 
     Raises:
         ValueError: No number, or a unit that is not known.
@@ -19,7 +19,7 @@ def byte_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", text.strip())
     if match is None or match[2] not in UNITS:
         units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{text!r} is not a size: give a number with one of {units}, such as 80GiB")
+        raise ValueError(f"{option} {text!r} is not a size: give a number with one of {units}, such as 80GiB".lstrip())
     return int(float(match[1]) * UNITS[match[2]])
 
 

@@ -43,8 +43,8 @@ class MemoryBudget:
     """
 
     def __init__(self, size: str, reserve: str | None = None) -> None:
-        self.bytes = _size_of("memory_budget", size)
-        self.reserve = None if reserve is None else _size_of("memory_reserve", reserve)
+        self.bytes = byte_size(size, "model.memory_budget")
+        self.reserve = None if reserve is None else byte_size(reserve, "model.memory_reserve")
         self.size = size
         self.plan: StepPlan | None = None
         self._task: Task | None = None
@@ -107,13 +107,6 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
         return 8 * sum(p.numel() for p in parameters)
 
 
-def _size_of(option: str, text: str) -> int:
-    try:
-        return byte_size(text)
-    except ValueError as error:
-        raise ValueError(f"model.{option} {error}") from error
-
-
 def _memory_limit(device: torch.device) -> float:
     """What a GPU has, which is less than what it is sold as; a CPU's processes share theirs."""
     return (device_memory(device) or math.inf) if device.type == "cuda" else math.inf
@@ -160,5 +153,4 @@ def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of choices is nearly that of any GPU
             peaks = find_device(torch.cuda.get_device_name(device))
-    is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
-    return CostModel(device=peaks, tf32=is_tf32)
+    return CostModel(device=peaks, tf32=tf32 and device.type == "cuda")  # a CPU ignores torch's setting

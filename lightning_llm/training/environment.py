@@ -68,13 +68,10 @@ def environment_of(trainer: Any) -> dict[str, Any]:
 def settings_of(trainer: Any, **others: Any) -> StepSettings:
     """The settings of a step that the trainer decides, and ``others``: those of model and data, such as ``rows``."""
     strategy = trainer.strategy
-    has_views = isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view"))
+    device = "cuda" if strategy.root_device.type == "cuda" else "cpu"
+    views = isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view"))
     return StepSettings(
-        precision=str(trainer.precision),
-        device="cuda" if strategy.root_device.type == "cuda" else "cpu",
-        world_size=trainer.world_size,
-        gradient_views=has_views,
-        **others,
+        precision=str(trainer.precision), device=device, world_size=trainer.world_size, gradient_views=views, **others
     )
 
 

@@ -47,8 +47,7 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
         ValueError: A class cannot be imported or made.
     """
     dtype = getattr(torch, weight_dtype(precision))
-    kinds = kinds_of_layers(config)
-    owners = {layers.prefix + kind: (kind, layers) for layers in kinds for kind in IN_LAYERS}
+    owners = {layers.prefix + kind: (kind, layers) for layers in kinds_of_layers(config) for kind in IN_LAYERS}
     of_model = Layers(config, [0])
     return {
         name: _measured(*owners.get(name, (name, of_model)), precision, dtype, context_length)
@@ -86,8 +85,7 @@ def _cases(kind: str, alike: Layers, seq: int, precision: str, dtype: torch.dtyp
     part, norm = (_built(each, config, layer).to(dtype) for each, layer in ((kind, second_place), ("norm", 0)))
     has_earlier = kind in IN_CONTEXT and first_place != second_place
     first = _built(kind, config, first_place).to(dtype) if has_earlier else part
-    needs_position = kind in (*IN_CONTEXT, "position")
-    position = _built("position", config).to(dtype) if needs_position else Position(config)
+    position = _built("position", config).to(dtype) if kind in (*IN_CONTEXT, "position") else Position(config)
     classes = config.vocab_rows if kind == "loss" else 1
     head = nn.Linear(config.hidden_size, classes, bias=config.lm_head_bias).to(dtype)
     with torch.autocast("cpu", enabled=precision == "bf16-mixed"):

@@ -242,10 +242,8 @@ class LanguageModel(LightningModule):
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""
         optimizer = share_work(self.optimizer_over(self.groups_of(self)), self.trainer)
         schedule: Any = self.schedule if isinstance(self.schedule, Schedule | None) else self.schedule(optimizer)
-        self._recipes = {
-            "optimizer": recipes.optimizer_recipe(optimizer),
-            "schedule": recipes.schedule_recipe(schedule),
-        }
+        recipe = recipes.optimizer_recipe(optimizer)
+        self._recipes = {"optimizer": recipe, "schedule": recipes.schedule_recipe(schedule)}
         self._save_plain_hyperparameters()
         scheduler: Any = scheduler_of(schedule, optimizer, self.trainer)
         config: Any = {"scheduler": scheduler, "interval": "step", "frequency": 1, "reduce_on_plateau": False}

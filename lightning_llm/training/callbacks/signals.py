@@ -91,7 +91,6 @@ class StopOnSignal(Callback):
             self._stop_if_agreed(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the last vote."""
         self._agreed = self._count()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

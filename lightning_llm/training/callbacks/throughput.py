@@ -87,7 +87,6 @@ class TrainingLog(Callback):
         self._clock.start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """The batch is ready."""
         if self._has_saved:
             self._clock.start()
         else:
@@ -95,11 +94,9 @@ class TrainingLog(Callback):
         self._has_saved = False
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """The loss is computed."""
         self._clock.mark("forward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The gradients are computed."""
         self._clock.mark("backward")
 
     def on_train_batch_end(
