@@ -172,7 +172,8 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
     if options.experiment is not None:
         if options.baseline or options.vary:
             raise ValueError(f"--baseline and --vary are in place of a file: leave out {options.experiment}")
-        content, source, name = read_config(Path(options.experiment)), options.experiment, Path(options.experiment).stem
+        content = read_config(Path(options.experiment))
+        source, name = options.experiment, Path(options.experiment).stem
     elif not options.baseline or not options.vary:
         raise ValueError("give an experiment's FILE, or --baseline CONFIG and at least one --vary OPTION=VALUE")
     else:

@@ -57,8 +57,8 @@ class RunReport(Callback):
         self._first_step, self._has_trained = 0, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The summary at the start."""
-        self._started, self._first_step, self._has_trained = time.perf_counter(), trainer.global_step, True
+        self._started = time.perf_counter()
+        self._first_step, self._has_trained = trainer.global_step, True
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return

@@ -248,7 +248,8 @@ def _repeated(pattern: str, item: _Cost, place: int) -> tuple[_Cost, int]:
         ways = math.inf if item.ways > 1 or max(low, high) > MOST else 1.0 if is_fixed else float(max(1, most))
         is_sure = found[0] == "*" or (found[0] != "+" and low == 0 and not is_fixed)
         # a repeat of one way gives none of its characters back unless what follows does not match
-        alone, takes = 1.0 if ways < math.inf else ways, item.takes and (found[0] == "+" or low > 0)
+        alone = 1.0 if ways < math.inf else ways
+        takes = item.takes and (found[0] == "+" or low > 0)
         item = _Cost(ways, alone, item.steps * max(1, low, high), is_sure, takes)
     if found[0] in "*+?" and pattern[place : place + 1] in ("?", "+"):  # lazy, possessive
         place += 1

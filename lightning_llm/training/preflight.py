@@ -107,7 +107,8 @@ def check_setup(model: Any, trainer: Any) -> None:
     Raises:
         ValueError: With every error.
     """
-    data, errors = getattr(trainer, "datamodule", None), [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
+    data = getattr(trainer, "datamodule", None)
+    errors = [*_compile_errors(model, trainer), *_tf32_errors(trainer)]
     errors += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
     raise_all([*errors, *(_accumulation_errors(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
 
@@ -254,12 +255,10 @@ def _texts(data: TokenDataModule, problems: Mapping[str, str]) -> Iterator[Check
 
 def _devices(trainer: Any) -> Iterator[Check]:
     """On a CPU a device is a process; Lightning accepts any number of them."""
-    cores, processes = os.cpu_count() or 1, trainer.num_devices
-    if trainer.strategy.root_device.type == "cpu" and processes > 1:
-        fault = (
-            f"trainer.devices {processes}: this machine has {cores} cores, and each process needs one; ask for fewer"
-        )
-        yield Check("devices", f"{processes} processes on {cores} cores", fault if processes > cores else "")
+    cores, devices = os.cpu_count() or 1, trainer.num_devices
+    if trainer.strategy.root_device.type == "cpu" and devices > 1:
+        fault = f"trainer.devices {devices}: this machine has {cores} cores, and each process needs one; ask for fewer"
+        yield Check("devices", f"{devices} processes on {cores} cores", fault if devices > cores else "")
 
 
 def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:

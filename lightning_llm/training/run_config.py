@@ -77,7 +77,9 @@ def read_run(options: RunOptions) -> RunConfig:
     contents = []
     for file in map(Path, map(config_path, options.config)):
         contents.append(content := read_config(file))
-        raw, source = merged(raw, content), file if VOCABULARY & section_of(content, "data").keys() else source
+        raw = merged(raw, content)
+        if VOCABULARY & section_of(content, "data").keys():
+            source = file
     raw, sizing, epochs = _sized(contents, raw, options, source)
     data = section_of(raw, "data")
     if not isinstance(document_mask := data.get("document_mask", False), bool):
@@ -245,10 +247,9 @@ def _measured_state(path: str, arguments: Section, config: ModelConfig, precisio
 def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:
     """What tensors do not get; ``reserve`` is --reserve."""
     size = text_of(raw, "model.memory_reserve")
-    try:
-        return reserve_for(kind, world_size, byte_size(size) if reserve is None and size is not None else reserve)
-    except ValueError as error:
-        raise ValueError(f"model.memory_reserve {error}") from error
+    if reserve is None and size is not None:
+        reserve = byte_size(size, "model.memory_reserve")
+    return reserve_for(kind, world_size, reserve)
 
 
 def _strategy(raw: Section) -> str:

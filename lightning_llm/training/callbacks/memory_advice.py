@@ -119,8 +119,7 @@ def estimate(run: StepCase) -> Estimate | None:
             run = run.change({"dropout": 0.0})
             remarks.append("The estimate leaves dropout out.")
         if unknown:
-            measured = measure_parts(run.config, run.step.precision, run.step.context_length)
-            run = run.change(measured=measured)
+            run = run.change(measured=measure_parts(run.config, run.step.precision, run.step.context_length))
             remarks.append(EXTENDED.format(", ".join(dict.fromkeys(unknown.values()))))
         memory, work = run.memory(), run.work()
     except (ValueError, RuntimeError):
@@ -197,7 +196,8 @@ def _advice(savings: list[Saving]) -> list[str]:
 
 
 def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> StepCase | None:
-    config, ids = getattr(pl_module, "architecture", None), batch.get("input_ids") if isinstance(batch, dict) else None
+    config = getattr(pl_module, "architecture", None)
+    ids = batch.get("input_ids") if isinstance(batch, dict) else None
     if not isinstance(config, ModelConfig) or ids is None or ids.dim() != 2:
         return None
     step = settings_of(
