@@ -106,7 +106,7 @@ class LanguageModel(LightningModule):
         self._has_loaded = False  # weights of a file
         parts: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
         # of optimizer and schedule: those of a checkpoint until `configure_optimizers` has made both
-        self._recipes = {name: part for name, part in parts.items() if isinstance(part, dict)}
+        self._recipes: dict[str, Any] = {name: part for name, part in parts.items() if isinstance(part, dict)}
         self.budget = MemoryBudget.of(memory_budget, memory_reserve)
         self.plan: StepPlan | None = None
         self.seed: int | None = None

@@ -27,11 +27,11 @@ class Counted(NamedTuple):
 
     Attributes:
         scale: Times this, the loss is the sum over the targets.
-        count: Their number, or the sum of their weights, on the device.
+        weight: The number of targets, or the sum of their weights, on the device.
     """
 
     scale: Tensor | float
-    count: Tensor
+    weight: Tensor
 
 
 class StepLoss:
@@ -61,7 +61,7 @@ class StepLoss:
         count = count.detach().to(torch.float32 if loss.device.type == "mps" else torch.float64)
         if _micro_batches(trainer) == 1:
             self._total = None
-            self.counted = Counted(scale=count, count=count)
+            self.counted = Counted(scale=count, weight=count)
             return loss
         if micro_batch_of_step(trainer) == 0:
             self._total = None
@@ -71,7 +71,7 @@ class StepLoss:
             elif not self._unit:  # the same in all processes
                 self._unit = trainer.strategy.broadcast(size)
         self._total = count if self._total is None else self._total + count
-        self.counted = Counted(scale=self._unit * trainer.accumulate_grad_batches, count=count)
+        self.counted = Counted(scale=self._unit * trainer.accumulate_grad_batches, weight=count)
         return loss * (count / self._unit).to(loss.dtype)
 
     def finish(
