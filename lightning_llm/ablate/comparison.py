@@ -28,9 +28,9 @@ from lightning_llm.runs.options import SEEDS, identity
 from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
-from lightning_llm.training.metrics import MEMORY, PEAK
+from lightning_llm.training.metrics import MEMORY, PEAK, VAL_LOSS
 
-LOSS, BITS, PEAK_MEMORY = "val_loss", "bits_per_byte", "peak_memory_gib"
+LOSS, BITS, PEAK_MEMORY = VAL_LOSS, "bits_per_byte", "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits
     LOSS: ("validation loss", "nats/token", 4),
     BITS: ("validation loss", "bits/byte", 4),

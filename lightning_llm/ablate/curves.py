@@ -10,8 +10,9 @@ import numpy as np
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import DELTA
 from lightning_llm.ablate.ratios import is_unknown
-from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded
+from lightning_llm.ablate.results import Loaded
 from lightning_llm.statistics.estimates import Array
+from lightning_llm.training.metrics import VAL_LOSS
 
 
 class Curves(NamedTuple):
@@ -98,7 +99,7 @@ def curves_of(loaded: Loaded) -> Curves:
         if arms[name]["tokenizer"] != arms[BASELINE]["tokenizer"]:
             continue  # losses per token cannot be compared
         results = (result for result in loaded.results.values() if result.run.name == name and not result.has_diverged)
-        curves = {result.run.seed: result.curves().get(VALIDATION_LOSS) for result in results}
+        curves = {result.run.seed: result.curves().get(VAL_LOSS) for result in results}
         by_seed = {seed: curve for seed, curve in sorted(curves.items()) if curve}
         lengths = [tuple(step for step, _ in curve) for curve in by_seed.values()]
         common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more

@@ -20,9 +20,10 @@ from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
 from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe, one_of, record, validate, whole
 from lightning_llm.io.untrusted import file_name, printable, shown
 from lightning_llm.statistics.design import Design
+from lightning_llm.training.metrics import VAL_LOSS
 
 RECALL = ("recall_loss", "other_loss")  # the parts of the loss, see data.bigrams; runs of earlier versions have none
-METRICS = ("val_loss", "bits_per_byte", *RECALL)
+METRICS = (VAL_LOSS, "bits_per_byte", *RECALL)
 LOOKS = (8, 12, 16)
 DELTA, ALPHA = 0.005, 0.05
 MOST_PAIRS = 1000

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_llm.ablate.plan import CODE, MAIN, PACKAGE, Plan
+from lightning_llm.io.processes import ENDING
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TASKS = Path("/proc/self/task")  # the threads of this process, on Linux
 
 

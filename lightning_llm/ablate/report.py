@@ -12,7 +12,7 @@ from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import METRICS, PLAN_FIELDS, Experiment
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.results import VALIDATION_LOSS, Loaded, losses_of, run_seconds, trained
+from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.schema import NUMBER, TEXT, by_name, maybe, open_record, validate
@@ -21,6 +21,7 @@ from lightning_llm.statistics.looks import RESERVE, RHO
 from lightning_llm.statistics.power import further_pairs
 from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.statistics.windows import window_error
+from lightning_llm.training.metrics import VAL_LOSS
 
 UNITS = {metric: "bits/byte" if metric == "bits_per_byte" else "nats/token" for metric in METRICS}
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
@@ -142,7 +143,7 @@ def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[i
     pairs = [[loaded.results.get(RunKey(name, seed)) for name in (baseline, variant)] for seed in seeds]
     records = [[None if result is None else result.windows() for result in pair] for pair in pairs]
     complete = [(base, other) for base, other in records if base is not None and other is not None]
-    if loaded.plan.experiment.metric != VALIDATION_LOSS or len(complete) < len(pairs):
+    if loaded.plan.experiment.metric != VAL_LOSS or len(complete) < len(pairs):
         return None
     error = window_error(complete)
     return None if error is None else dataclasses.asdict(error)

@@ -18,14 +18,14 @@ from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_stat
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.statistics.windows import MOST_BLOCKS
+from lightning_llm.training.metrics import TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
 
 COST = "cost.json"
 NUMBERS = (
-    *("val_loss", "bits_per_byte", "recall_loss", "other_loss", "train_loss"),
+    *(VAL_LOSS, "bits_per_byte", "recall_loss", "other_loss", TRAIN_LOSS_EVAL),
     *("seconds", "peak_memory_gib", "steps", "tokens"),
 )
-VALIDATION_LOSS = "val_loss"
-CURVES = ("train_loss", VALIDATION_LOSS)
+CURVES = (TRAIN_LOSS, VAL_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
 _COST_OF_ARM = record(

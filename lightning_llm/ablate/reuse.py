@@ -22,6 +22,7 @@ from lightning_llm.io.untrusted import file_in
 from lightning_llm.runs.lock import LOCK
 from lightning_llm.runs.status import FINISHED, read_summary, run_state
 from lightning_llm.statistics.pairing import executed_otherwise
+from lightning_llm.training.metrics import VAL_LOSS
 
 REUSES = ("baseline", "variants", "none")
 
@@ -96,7 +97,7 @@ def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
     if folder.is_symlink() or run_state(folder).words != FINISHED:
         return False
     summary = read_summary(folder, NUMBERS)
-    return not executed_otherwise(summary, environment) and summary.get("val_loss") is not None
+    return not executed_otherwise(summary, environment) and summary.get(VAL_LOSS) is not None
 
 
 def take_needed(plan: Plan) -> None:

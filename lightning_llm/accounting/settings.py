@@ -1,8 +1,8 @@
 """The settings of a training step that its cost depends on, besides the model: one field each.
 
 ``memory.py``, ``step_time.py``, the planner, ``estimate`` and ``model.memory_budget`` pass a :class:`StepSettings` on
-as it is. A new setting is a field here, what fills it (``training/run_config.py``, ``training/budget.py``), and the
-place that uses it.
+as it is. A new setting is a field here, what fills it (``training/run_config.py`` from a config, ``settings_of`` in
+``training/environment.py`` from a trainer), and the place that uses it.
 """
 
 import dataclasses
@@ -16,6 +16,11 @@ STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
 STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
 LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
 Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
+
+
+def weight_dtype(precision: str) -> str:
+    """The dtype of the weights under a precision that the accounting covers, by its name in torch."""
+    return "bfloat16" if precision == "bf16-true" else "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

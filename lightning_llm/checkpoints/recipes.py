@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_llm import optim
 from lightning_llm.checkpoints.schema import is_plain_value
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.optim.catalog import OPTIMIZERS as KNOWN_OPTIMIZERS
 from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
@@ -118,10 +119,9 @@ def restored_schedule(recipe: Any) -> Any:
 
 
 def _try(name: str, recipe: Recipe, make: Callable[[], Any]) -> Any:
-    try:
+    errors = (TypeError, ValueError, OverflowError, RuntimeError, AttributeError)
+    with prefixed(f"the checkpoint's {name} {recipe['class_path']} cannot be made", *errors):
         return make()
-    except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"the checkpoint's {name} {recipe['class_path']} cannot be made: {error}") from error
 
 
 def _not_restored(name: str, class_path: str) -> ValueError:

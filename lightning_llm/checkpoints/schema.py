@@ -6,7 +6,7 @@ an attribute of them. The state of the user's own optimizer or module is checked
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from types import NoneType
 from typing import Any
 
@@ -135,11 +135,9 @@ SCHEDULER = {
 DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), AT_LEAST_1)
 PRECISION_NAMES = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-engine transformer-engine-float16"
 # a run with precision auto takes it over
-EXECUTION_FIELDS = {"precision": one_of(*PRECISION_NAMES.split()), "threads": AT_LEAST_1, "device": TEXT, "tf32": BOOL}
-EXECUTION_FIELDS |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
-OWN = open_record(
-    {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)}, {EXECUTION: open_record({}, EXECUTION_FIELDS)}
-)
+OF_EXECUTION = {"precision": one_of(*PRECISION_NAMES.split()), "threads": AT_LEAST_1, "device": TEXT, "tf32": BOOL}
+OF_EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
+OWN = open_record({"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)}, {EXECUTION: open_record({}, OF_EXECUTION)})
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
     VERSION: TEXT,
@@ -190,26 +188,35 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
     version, step = content.get(VERSION, "2.6"), content.get("global_step")
     if not _LIGHTNING.fullmatch(version):
         yield f"{VERSION} is {shown(version)}, expected one of Lightning 2"
-    ours, config = content.get(FORMAT, {}), None
+    ours = content.get(FORMAT, {})
     if ours.get("format_version", 1) > FORMAT_VERSION:
         yield f"it has format {ours['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
-    try:
-        if (architecture := content.get("hyper_parameters", {}).get("architecture")) is not None:
-            config = ModelConfig(**architecture)
-            if config.vocab_size is None:
-                yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
-            # each expert has at least one tensor: the model is not built for a file that has none
-            least = sum(option_of("mlp", of_layer.mlp, "num_experts") or 1 for of_layer in config.layer_configs)
-            if of_tensors and "block" not in config.custom_parts and len(content.get("state_dict", ())) < least:
-                yield f"state_dict has {len(content.get('state_dict', ()))} tensors, the architecture at least {least}"
-    except (ValueError, TypeError) as error:  # a value that cannot be compared
-        yield f"{ARCHITECTURE}: {error}"
+    config = yield from _architecture_problems(content, of_tensors)
     if "loops" in content:
         yield from loop_problems(content["loops"], step)
     if of_tensors:
         yield from _callback_problems(content.get("callbacks", {}), step or 0)
         yield from _tokenizer_problems(ours.get("tokenizer"), config)
         yield from _optimizer_problems(content)
+
+
+def _architecture_problems(content: Mapping[str, Any], of_tensors: bool) -> Generator[str, None, ModelConfig | None]:
+    """Yields what is wrong with the architecture and with the number of tensors; returns the architecture."""
+    architecture = content.get("hyper_parameters", {}).get("architecture")
+    if architecture is None:
+        return None
+    config = None
+    try:
+        config = ModelConfig(**architecture)
+        if config.vocab_size is None:
+            yield f"{ARCHITECTURE}.vocab_size is null, expected a whole number"
+        # each expert has at least one tensor: the model is not built for a file that has none
+        least = sum(option_of("mlp", of_layer.mlp, "num_experts") or 1 for of_layer in config.layer_configs)
+        if of_tensors and "block" not in config.custom_parts and len(content.get("state_dict", ())) < least:
+            yield f"state_dict has {len(content.get('state_dict', ()))} tensors, the architecture at least {least}"
+    except (ValueError, TypeError) as error:  # a value that cannot be compared
+        yield f"{ARCHITECTURE}: {error}"
+    return config
 
 
 def _callback_problems(callbacks: Mapping[str, Any], step: int) -> Iterator[str]:
@@ -222,7 +229,8 @@ def _callback_problems(callbacks: Mapping[str, Any], step: int) -> Iterator[str]
     for name, state in callbacks.items():
         if name.startswith("ModelCheckpoint"):
             where = f"callbacks.{field_name(name)}"
-            yield from (problems := list(MODEL_CHECKPOINT(state, where)))
+            problems = list(MODEL_CHECKPOINT(state, where))
+            yield from problems
             values = [] if problems else [*state.values(), *state.get("best_k_models", ())]
             if any("://" in each or ".." in re.split(r"[/\\]", each) for each in values if isinstance(each, str)):
                 yield f"{where} names a file elsewhere"

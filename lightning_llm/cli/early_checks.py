@@ -63,8 +63,9 @@ def _check_named(words: Sequence[str]) -> None:
             raise ValueError(next(part_faults(kind, name)))
     source = value_of("model.init_from")
     if source is not None and not os.path.exists(str(source)):
-        advice = "give a checkpoint, a run or a model's folder"
-        raise ValueError(f"model.init_from {shown(source)} does not exist: {advice}")
+        raise ValueError(
+            f"model.init_from {shown(source)} does not exist: give a checkpoint, a run or a model's folder"
+        )
     _check_data({name: value_of(f"data.{name}") for name in DATA_OPTIONS}, words)
 
 
@@ -96,5 +97,4 @@ def check_trained(command: str) -> None:
         ValueError: The command needs one.
     """
     if command not in command_line.FIT:
-        options = "--ckpt_path best, last, a run directory or a file"
-        raise ValueError(f"{command} needs a trained model: {options}")
+        raise ValueError(f"{command} needs a trained model: --ckpt_path best, last, a run directory or a file")

@@ -73,12 +73,9 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         lines += ["", f"size {sized['size']:,} sets, from the base config"]
         lines += [_line(name, f"{value:,}") for name, value in sized["options"].items()]
         epochs = "known when the store exists" if sized["epochs"] is None else f"{sized['epochs']:.2f}"
-        figures = {
-            "parameters without embeddings and head": f"{sized['parameters']:,}",
-            "tokens": f"{sized['tokens']:,}",
-        }
-        figures |= {"epochs over the training text": epochs, "FLOPs of the run, head included": f"{sized['flops']:.4g}"}
-        lines += ["what follows from it", *starmap(_line, figures.items())]
+        rows = {"parameters without embeddings and head": f"{sized['parameters']:,}", "tokens": f"{sized['tokens']:,}"}
+        rows |= {"epochs over the training text": epochs, "FLOPs of the run, head included": f"{sized['flops']:.4g}"}
+        lines += ["what follows from it", *starmap(_line, rows.items())]
     if settings["precision_reason"]:
         lines += [f"precision auto is {settings['precision']}: {settings['precision_reason']}"]
     lines += ["", "parameters", *(_line(name, f"{count:,}") for name, count in report["parameters"].items())]
@@ -139,7 +136,8 @@ def in_words(report: dict[str, Any]) -> str:
     line = f"The model has {parameters:,} parameters, and training it needs {memory} of memory{each}"
     if (time := report.get("time")) is None:
         return f"{line}. Give --device to estimate the time."
-    assumed, seconds = "an assumed " if time["utilization_is_assumed"] else "", time["seconds_per_step"]
+    seconds = time["seconds_per_step"]
+    assumed = "an assumed " if time["utilization_is_assumed"] else ""
     share = f"{assumed}{100 * time['utilization']:.3g} % of the peak of {time['device']}"
     run = f", and {time['steps']:,} steps take {shown_duration(seconds * time['steps'])}" if time["steps"] else ""
     return f"{line}. At {share}, a step takes {shown_duration(seconds)}{run}."

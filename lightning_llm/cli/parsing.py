@@ -39,7 +39,9 @@ def check_configs(words: Sequence[str]) -> list[str]:
     """
     known = (*SECTIONS, *SINGLE_OPTIONS, *SIZE_OPTIONS)
     for file in map(Path, configs_in(words)):
-        for name, value in read_config(file).items() if file.exists() else ():
+        if not file.exists():
+            continue
+        for name, value in read_config(file).items():
             if name not in known:
                 raise ValueError(f"config {file}: {name!r} is unknown; the top level takes {', '.join(known)}")
             if name in SECTIONS and not isinstance(value, dict):

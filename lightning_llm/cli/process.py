@@ -25,12 +25,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
+from lightning_llm.io.processes import ENDING
 from lightning_llm.io.untrusted import ESCAPE, printable
 
 # ---- signals
 
 PROGRAM = "lightning-llm"
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:

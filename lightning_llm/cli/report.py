@@ -27,6 +27,7 @@ from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.run_record import callback_of, write_summary
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
+from lightning_llm.training.metrics import TRAIN_LOSS_EVAL, VAL_LOSS
 from lightning_llm.training.preflight import Check
 from lightning_llm.training.run_length import total_steps
 
@@ -57,8 +58,8 @@ class RunReport(Callback):
         self._first_step, self._has_trained = 0, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The summary at the start."""
-        self._started, self._first_step, self._has_trained = time.perf_counter(), trainer.global_step, True
+        self._started = time.perf_counter()
+        self._first_step, self._has_trained = trainer.global_step, True
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
@@ -134,11 +135,11 @@ class RunReport(Callback):
     def _print_results(self, run: Path | None, newest: Path | None, summary: dict[str, Any], seconds: float) -> None:
         bits = summary["bits_per_byte"]
         results = ["not validated"]
-        if summary["val_loss"] is not None:
-            loss, perplexity = summary["val_loss"], summary["perplexity"]
+        if summary[VAL_LOSS] is not None:
+            loss, perplexity = summary[VAL_LOSS], summary["perplexity"]
             results = [f"validation loss {loss:.4f} nats/token", f"perplexity {perplexity:.2f}"]
         results += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
-        results += [f"training text {summary['train_loss']:.4f}"] if summary["train_loss"] is not None else []
+        results += [f"training text {summary[TRAIN_LOSS_EVAL]:.4f}"] if summary[TRAIN_LOSS_EVAL] is not None else []
         done = summary["steps"] - self._first_step
         self.console.print(f"\n[bold]result[/]  {', '.join(results)}; {done} steps in {seconds:.1f} s")
         if newest is not None:

@@ -15,7 +15,7 @@ from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import Section, config_path, merged, parse_yaml, read_config
 from lightning_llm.io.trust import add_trust_option, import_trusted, is_custom, is_import_path
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.untrusted import prefixed, shown
 from lightning_llm.training.run_config import RunOptions, read_run
 
 if TYPE_CHECKING:
@@ -170,10 +170,8 @@ def _function(text: str) -> Callable[..., Any]:
         raise ValueError(f"--against {shown(text)} must be MODULE:FUNCTION, such as my_parts:reference")
     if not is_import_path(path):
         raise ValueError(f"--against {shown(text)} cannot be imported: there is no such module")
-    try:
+    with prefixed(f"--against {shown(text)} cannot be imported", ImportError, AttributeError):
         found: Callable[..., Any] = import_trusted(path)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--against {shown(text)} cannot be imported: {error}") from error
     if not callable(found):
         raise ValueError(f"--against {shown(text)} is no function: it is called as function(part, x, …)")
     return found

@@ -39,6 +39,7 @@ from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.options import raise_all
 from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.runs.directory import CONFIG, JOB, MEMORY_PLAN
 from lightning_llm.runs.find import find_checkpoint, run_of, step_in
 from lightning_llm.training.callbacks.dashboard import RunLogger
@@ -68,7 +69,8 @@ class SaveConfig(SaveConfigCallback):
         if stage != "fit":
             return
         self.config["ckpt_path"] = self.config["trainer.run_dir"] = None
-        plan, job, run = getattr(pl_module, "plan", None), jobs.this_job(), trainer.run_dir  # a broadcast: all must ask
+        run = trainer.run_dir  # a broadcast: every process must ask
+        plan = getattr(pl_module, "plan", None)
         if plan is not None:  # the memory budget stays in the config: a resumed run plans again, to the same result
             chosen = chosen_options(plan)
             for name, value in chosen.items():
@@ -80,7 +82,7 @@ class SaveConfig(SaveConfigCallback):
         if plan is not None:
             write_json(run / MEMORY_PLAN, {"memory_budget": pl_module.budget.size, **described(plan)})
         write_text(run / CONFIG, self.parser.dump(self.config, skip_none=False))
-        if job is not None:
+        if (job := jobs.this_job()) is not None:
             write_text(run / JOB, f"{job}\n")
 
 
@@ -112,11 +114,11 @@ class TrainingCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and take ``ckpt_path`` aside: with it Lightning would let the checkpoint override the options."""
         self._trusts_code = TRUST_CODE in args  # on the command line only: a config could grant it to itself
-        words, data_class = [word for word in args if word != TRUST_CODE], self.classes["data"]
+        words = [word for word in args if word != TRUST_CODE]
         for word in {"validate", "test"} & self.subcommands().keys():  # our report prints the metrics
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
-        hidden = custom_classes.hide_options_of_ours(self._parser(command), words, data_class)
+        hidden = custom_classes.hide_options_of_ours(self._parser(command), words, self.classes["data"])
         self.experiment, self._words = command_line.experiment_name(words), words
         try:
             words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
@@ -130,7 +132,8 @@ class TrainingCLI(LightningCLI):
         custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
         if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
-            say(f"lightning-llm {command}: {custom_classes.path_of(data_class)} lacks {', '.join(left_out)}: left out")
+            name = custom_classes.path_of(self.classes["data"])
+            say(f"lightning-llm {command}: {name} lacks {', '.join(left_out)}: left out")
 
     def before_instantiate_classes(self) -> None:
         """Check the job and the options, find the checkpoint, and choose what they leave open."""
@@ -167,14 +170,13 @@ class TrainingCLI(LightningCLI):
 
     def _checked_execution(self) -> dict[str, Any]:
         """What the checkpoint that ``fit`` resumes says of its device and precision, before data are prepared."""
-        if self.subcommand not in ("fit", "check"):
-            if self.checkpoint is not None:
-                read_outline(self.checkpoint, LIGHTNING)
+        if self.checkpoint is None:
             return {}
-        if self.checkpoint is not None:
-            is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
-            return dict(check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {}))
-        return {}
+        if self.subcommand not in ("fit", "check"):
+            read_outline(self.checkpoint, LIGHTNING)
+            return {}
+        is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
+        return dict(check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {}))
 
     def _check_init_from(self) -> None:
         """Refuse code in the source of the initial weights, which a resumed run does not read."""
@@ -200,11 +202,9 @@ class TrainingCLI(LightningCLI):
         options = self._get(self.config_init, "trainer")
         if options.get("logger") in (None, True) and self.subcommand != "fit":
             kwargs["logger"] = False
-        try:
+        # a TypeError is Lightning's answer to devices "many"
+        with prefixed(f"trainer.devices {options.get('devices')!r} or another trainer option", TypeError):
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
-        except TypeError as error:  # Lightning's answer to devices "many"
-            devices = options.get("devices")
-            raise ValueError(f"trainer.devices {devices!r} or another trainer option: {error}") from error
         trainer.precision_reason = self.precision_reason
         trainer.sizing = self.sizing
         own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved), StatusFile()]
@@ -235,11 +235,9 @@ class TrainingCLI(LightningCLI):
             self.trainer.run_directory.close()  # type: ignore[attr-defined]
 
     def after_check(self) -> None:
-        """Print the table of checks that ``check`` has made."""
         print_checks(self.trainer.checks)  # type: ignore[attr-defined]
 
     def after_validate(self) -> None:
-        """Print the metrics of the validation or test text."""
         callback_of(self.trainer, RunReport).print_metrics(self.trainer)
 
     after_test = after_validate
@@ -248,8 +246,7 @@ class TrainingCLI(LightningCLI):
         """Print a JSON line for each prompt."""
         decode = self.datamodule.tokenizer.decode
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
-            row = {"prompt": prompt, "text": decode(ids[0].tolist())}
-            print(json.dumps(row, ensure_ascii=False, allow_nan=False))
+            print(json.dumps({"prompt": prompt, "text": decode(ids[0].tolist())}, ensure_ascii=False, allow_nan=False))
 
     @cached_property
     def resolved(self) -> dict[str, Any]:

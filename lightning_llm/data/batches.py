@@ -100,6 +100,21 @@ class WindowReader:
         return batch
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Which batches a process gets, and where.
+
+    Attributes:
+        rank: Of this process.
+        world_size: Number of processes.
+        pin_memory: Copy batches to pinned memory, so that a GPU can fetch them while it computes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    pin_memory: bool = False
+
+
 @dataclasses.dataclass(eq=False)
 class TrainBatches(Dataset[Batch]):
     """The micro-batches of one rank, in the order of the run.
@@ -115,10 +130,8 @@ class TrainBatches(Dataset[Batch]):
         length: Micro-batches from the start of the run (or of Lightning's epoch) to its end, including the completed
             ones: Lightning adds the completed ones to those it fetches, and compares with this.
         position: Called at the start of each iteration; returns the number of completed optimizer steps.
-        rank: Of this process.
-        world_size: Number of processes.
+        share: Of this process.
         workers: Processes that read ahead; 0 reads in this one.
-        pin_memory: Copy batches to pinned memory, so that a GPU can fetch them while it computes.
         repeat: Repeat the first ``repeat`` micro-batches (Lightning's ``overfit_batches``); 0: never.
 
     Attributes:
@@ -132,10 +145,8 @@ class TrainBatches(Dataset[Batch]):
     micro_batch_size: int
     length: int
     position: Callable[[], int] | None
-    rank: int = 0
-    world_size: int = 1
+    share: Share = Share()
     workers: int = 0
-    pin_memory: bool = False
     repeat: int = 0
 
     def __post_init__(self) -> None:
@@ -147,12 +158,12 @@ class TrainBatches(Dataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         assert self.position is not None
-        accumulation = self.global_batch_size // (self.micro_batch_size * self.world_size)
+        accumulation = self.global_batch_size // (self.micro_batch_size * self.share.world_size)
         first = 0 if self.repeat else self.position() * accumulation
         numbers = range(first, first + self.length)  # Lightning stops by its own count
-        batches: Iterator[Batch] = (_pinned(self[number], self.pin_memory) for number in numbers)
+        batches: Iterator[Batch] = (_pinned(self[number], self.share.pin_memory) for number in numbers)
         if self.workers:
-            options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.pin_memory}
+            options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.share.pin_memory}
             batches = iter(DataLoader(self, batch_size=None, sampler=numbers, **options))
         while True:
             before = time.perf_counter()
@@ -166,7 +177,7 @@ class TrainBatches(Dataset[Batch]):
         """Micro-batch ``number`` of the run."""
         number = number % self.repeat if self.repeat else number
         size = self.micro_batch_size * max(1, _SEQUENCES_ORDERED_AT_ONCE // self.micro_batch_size)
-        block, first = divmod((number * self.world_size + self.rank) * self.micro_batch_size, size)
+        block, first = divmod((number * self.share.world_size + self.share.rank) * self.micro_batch_size, size)
         if self._ordered[0] != block:
             self._ordered = block, self.starts(block * size, size)
         return self.reader(self._ordered[1][first : first + self.micro_batch_size])
@@ -192,29 +203,24 @@ class EvalBatches:
     Args:
         batches: Returns a batch by its number among the ``count`` batches of all ranks together.
         count: Number of batches of all ranks together.
-        rank: Of this process.
-        world_size: Number of processes.
-        pin_memory: As in :class:`TrainBatches`.
+        share: Of this process.
         rows: Rows of each batch of all ranks together, if the rows follow each other in the text.
     """
 
     batches: Callable[[int], Batch]
     count: int
-    _: dataclasses.KW_ONLY
-    rank: int
-    world_size: int
-    pin_memory: bool = False
+    share: Share
     rows: list[int] | None = None
 
     def __len__(self) -> int:
-        return -(-self.count // self.world_size)
+        return -(-self.count // self.share.world_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        for number in range(self.rank, len(self) * self.world_size, self.world_size):
+        for number in range(self.share.rank, len(self) * self.share.world_size, self.share.world_size):
             batch = self.batches(number if number < self.count else 0)
             if number >= self.count:
                 batch = {**batch, "targets": torch.full_like(batch["targets"], IGNORED)}
-            yield _pinned(batch, self.pin_memory)
+            yield _pinned(batch, self.share.pin_memory)
 
 
 def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
@@ -229,14 +235,13 @@ def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
         if not ids and tokenizer.eos_token_id is None:
             raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
         batches.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})
-    return EvalBatches(lambda number: batches[number], len(batches), rank=0, world_size=1)
+    return EvalBatches(lambda number: batches[number], len(batches), Share())
 
 
-def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> EvalBatches:
+def every_target_once(reader: WindowReader, batch_size: int, share: Share) -> EvalBatches:
     """Windows one after another: each of the ``tokens - 1`` targets is in exactly one batch of exactly one rank.
 
     The last batch of whole windows may have fewer rows. A remainder shorter than a window comes last, as one short row.
-    ``share`` is ``rank``, ``world_size`` and ``pin_memory`` of :class:`EvalBatches`.
     """
     context, num_windows = reader.context_length, (len(reader.tokens) - 1) // reader.context_length
     starts = np.arange(num_windows, dtype=np.int64) * context
@@ -246,19 +251,19 @@ def every_target_once(reader: WindowReader, batch_size: int, **share: Any) -> Ev
         return reader(rows) if len(rows) else reader.tail(num_windows * context)
 
     sizes = rows_per_batch(reader, batch_size)
-    return EvalBatches(batch, len(sizes), rows=sizes, **share)
+    return EvalBatches(batch, len(sizes), share, sizes)
 
 
-def evenly_spaced(reader: WindowReader, rows: list[int], *, used: int | None = None, **share: Any) -> EvalBatches:
+def evenly_spaced(reader: WindowReader, rows: list[int], share: Share, *, used: int | None = None) -> EvalBatches:
     """Windows at fixed positions, spread evenly over the file: an estimate for all of it.
 
     Batch ``n`` has ``rows[n]`` windows, such as :func:`rows_per_batch` of another split. If only the first ``used``
-    batches will be used, these are spread evenly, and so are the others. ``share`` as in :func:`every_target_once`.
+    batches will be used, these are spread evenly, and so are the others.
     """
     last = len(reader.tokens) - 1 - reader.context_length
     places = [np.linspace(0, last, sum(part)).astype(np.int64) for part in (rows[:used], rows[used:] if used else [])]
     starts = np.split(np.concatenate(places), np.cumsum(rows)[:-1])
-    return EvalBatches(lambda number: reader(starts[number]), len(rows), **share)
+    return EvalBatches(lambda number: reader(starts[number]), len(rows), share)
 
 
 def rows_per_batch(reader: WindowReader, batch_size: int) -> list[int]:

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
 from lightning_llm.data import batches
-from lightning_llm.data.batches import EvalBatches, TrainBatches, WindowReader, limited_batches
+from lightning_llm.data.batches import EvalBatches, Share, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
@@ -205,7 +205,7 @@ class TokenDataModule(LightningDataModule):
             keep_to_budget = getattr(getattr(self.trainer, "lightning_module", None), "keep_to_budget", None)
             if keep_to_budget is not None:  # it may choose the micro-batch size, which the rest depends on
                 keep_to_budget(self, self.trainer)
-            self.accumulation = self.micro_batches(self.trainer, self._share()["world_size"])
+            self.accumulation = self.micro_batches(self.trainer, self._share().world_size)
             if self.trainer is not None:
                 self.trainer.accumulate_grad_batches = self.accumulation
 
@@ -258,14 +258,14 @@ class TokenDataModule(LightningDataModule):
                 )
         return self.store.eos_token_id
 
-    def _share(self) -> dict[str, Any]:
+    def _share(self) -> Share:
         """This process's share of the data; the same for processes that share one sharded model."""
         trainer = self.trainer
         if trainer is None:
-            return {"rank": 0, "world_size": 1, "pin_memory": False}
+            return Share()
         replicas = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
         pin_memory = trainer.strategy.root_device.type == "cuda" and torch.cuda.is_available()
-        return {"rank": replicas["rank"], "world_size": replicas["num_replicas"], "pin_memory": pin_memory}
+        return Share(replicas["rank"], replicas["num_replicas"], pin_memory)
 
     # ---- loaders
 
@@ -283,12 +283,12 @@ class TokenDataModule(LightningDataModule):
             train_reader(self.sources, self.context_length, self._document_start()),
             train_order(self.sources, self.context_length, self.seed).starts,
             global_batch_size=self.global_batch_size,
-            micro_batch_size=rows_per_micro_batch(self.global_batch_size, self.micro_batch_size, share["world_size"]),
+            micro_batch_size=rows_per_micro_batch(self.global_batch_size, self.micro_batch_size, share.world_size),
             length=length,
             position=lambda: self.position,
             workers=self.num_workers,
             repeat=repeat,
-            **share,
+            share=share,
         )
 
     def _train_length(self, trainer: Any, accumulation: int) -> tuple[int, int]:
@@ -315,11 +315,11 @@ class TokenDataModule(LightningDataModule):
         validation, training = [], []
         for source in self.sources:
             reader = self._reader(source, "val")
-            validation.append(batches.every_target_once(reader, size, **share))
+            validation.append(batches.every_target_once(reader, size, share))
             rows, used = batches.rows_per_batch(reader, size), None
             if self.trainer is not None:
-                used = limited_batches(len(validation[-1]), self.trainer.limit_val_batches) * share["world_size"]
-            training.append(batches.evenly_spaced(self._reader(source, "train"), rows, used=used, **share))
+                used = limited_batches(len(validation[-1]), self.trainer.limit_val_batches) * share.world_size
+            training.append(batches.evenly_spaced(self._reader(source, "train"), rows, share, used=used))
         return validation + training
 
     def test_dataloader(self) -> list[EvalBatches]:
@@ -329,7 +329,7 @@ class TokenDataModule(LightningDataModule):
             ValueError: If a store has no test split.
         """
         share, size = self._share(), self._eval_batch_size()
-        return [batches.every_target_once(self._reader(source, "test"), size, **share) for source in self.sources]
+        return [batches.every_target_once(self._reader(source, "test"), size, share) for source in self.sources]
 
     def predict_dataloader(self) -> EvalBatches:
         """Each of ``predict_prompts`` as ``{"input_ids": (1, tokens), "prompt": its text}``.
@@ -342,13 +342,13 @@ class TokenDataModule(LightningDataModule):
         if self.tokenizer is None:
             raise ValueError(f"token store {self.store.path} is of raw files: no tokenizer to encode prompts with")
         share = self._share()
-        return batches.prompt_batches(self.tokenizer, self.predict_prompts[share["rank"] :: share["world_size"]])
+        return batches.prompt_batches(self.tokenizer, self.predict_prompts[share.rank :: share.world_size])
 
     def _reader(self, source: MixtureSource, split: str) -> WindowReader:
         return WindowReader(source.store, split, self.context_length, self._document_start())
 
     def _eval_batch_size(self) -> int:
-        everything = max(1, self.global_batch_size // self._share()["world_size"])
+        everything = max(1, self.global_batch_size // self._share().world_size)
         return self.eval_batch_size or self.micro_batch_size or everything
 
     # ---- checkpoints

@@ -69,8 +69,10 @@ class RecallText:
         Raises:
             ValueError: One is unknown, or no whole number.
         """
-        known, found = [field.name for field in dataclasses.fields(cls)], {}
-        for word in words.split(",") if words else ():
+        known = [field.name for field in dataclasses.fields(cls)]
+        found: dict[str, int] = {}
+        given = words.split(",") if words else []
+        for word in given:
             name, _, value = word.partition("=")
             if name not in known or name in found or not value.isdecimal() or len(value) > 12:
                 example = f"whole numbers of {', '.join(known)}, such as recall:pairs=4,seed=1"

@@ -14,7 +14,7 @@ from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.config_json import Fields
 from lightning_llm.interop.hf_mapping import HFMapping, TensorMap, mapping_in
 from lightning_llm.interop.weights import DTYPES, Stored, stored_weights
-from lightning_llm.io.untrusted import file_in, read_json, read_text, shown
+from lightning_llm.io.untrusted import file_in, prefixed, read_json, read_text, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
@@ -85,12 +85,10 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
     if not is_model_folder(path):
         raise ValueError(f"{path} is not a model: it has no {CONFIG}")
     content = read_json(file_in(path, CONFIG))
-    try:
+    with prefixed(str(path / CONFIG), ValueError):
         mapping = mapping_in(content)
         fields = Fields(content)
         config = _config(mapping, fields)
-    except ValueError as error:
-        raise ValueError(f"{path / CONFIG}: {error}") from error
     weights, prefix = stored_weights(path), mapping.prefix
     if not any(name.startswith(prefix) for name in weights):  # saved without its head, such as GPT-2 itself
         weights = {name if name.startswith("lm_head.") else prefix + name: each for name, each in weights.items()}

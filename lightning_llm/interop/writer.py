@@ -31,7 +31,7 @@ METRICS = {
     "best_val_loss": "best validation loss (nats per token)",
     "perplexity": "validation perplexity at the end",
     "bits_per_byte": "validation bits per byte at the end",
-    "train_loss": "loss on training text at the end (nats per token)",
+    "train_loss_eval": "loss on training text at the end (nats per token)",
     "steps": "optimizer steps",
     "tokens": "tokens seen",
     "seconds": "seconds of training",

@@ -1,7 +1,10 @@
-"""Other processes of this host."""
+"""Other processes of this host, and the signals that end one."""
 
 import os
+import signal
 from contextlib import suppress
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def is_alive(process: int) -> bool:

@@ -15,8 +15,8 @@ def four_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def byte_size(text: str) -> int:
-    """``80GiB`` as bytes.
+def byte_size(text: str, option: str = "") -> int:
+    """``80GiB`` as bytes; ``option`` is what has it, for the message.
 
     Raises:
         ValueError: No number, or a unit that is not known.
@@ -24,7 +24,7 @@ def byte_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", text.strip())
     if match is None or match[2] not in UNITS:
         units = ", ".join(filter(None, UNITS))
-        raise ValueError(f"{text!r} is not a size: give a number with one of {units}, such as 80GiB")
+        raise ValueError(f"{option} {text!r} is not a size: give a number with one of {units}, such as 80GiB".lstrip())
     return int(float(match[1]) * UNITS[match[2]])
 
 

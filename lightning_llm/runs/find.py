@@ -148,9 +148,8 @@ def _newest_first(run: Path) -> list[Path]:
     files = [path for path in _files(run) if path.name != BEST]
     if all(step_of(path) >= 0 for path in files):
         return sorted(files, key=step_of, reverse=True)
-    recencies = {
-        path: recency(path) for path in in_time(sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True))
-    }
+    written_last = sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+    recencies = {path: recency(path) for path in in_time(written_last)}
     return sorted(recencies, key=recencies.__getitem__, reverse=True)
 
 

@@ -111,6 +111,8 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     with prefixed(f"{run / SUMMARY} is damaged", ValueError):
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity
+        if "train_loss" in content:  # the name in older ones
+            content.setdefault("train_loss_eval", content["train_loss"])
         validate(content, open_record({}, fields), run / SUMMARY)
     return content
 

@@ -11,12 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_llm.accounting.hardware import find_device, reserve_for
 from lightning_llm.accounting.plan_report import chosen_options, summary
 from lightning_llm.accounting.planner import Planner, StepPlan, Task, choose, configured
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.settings import weight_dtype
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.units import byte_size
@@ -24,7 +23,7 @@ from lightning_llm.io.untrusted import prefixed
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.training.environment import uses_tf32
+from lightning_llm.training.environment import settings_of, uses_tf32
 from lightning_llm.training.measured_optimizer import state_bytes
 from lightning_llm.training.measured_parts import measure_parts
 
@@ -44,8 +43,8 @@ class MemoryBudget:
     """
 
     def __init__(self, size: str, reserve: str | None = None) -> None:
-        self.bytes = _size_of("memory_budget", size)
-        self.reserve = None if reserve is None else _size_of("memory_reserve", reserve)
+        self.bytes = byte_size(size, "model.memory_budget")
+        self.reserve = None if reserve is None else byte_size(reserve, "model.memory_reserve")
         self.size = size
         self.plan: StepPlan | None = None
         self._task: Task | None = None
@@ -108,13 +107,6 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
         return 8 * sum(p.numel() for p in parameters)
 
 
-def _size_of(option: str, text: str) -> int:
-    try:
-        return byte_size(text)
-    except ValueError as error:
-        raise ValueError(f"model.{option} {error}") from error
-
-
 def _memory_limit(device: torch.device) -> float:
     """What a GPU has, which is less than what it is sold as; a CPU's processes share theirs."""
     return (device_memory(device) or math.inf) if device.type == "cuda" else math.inf
@@ -124,25 +116,17 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
     """What a run leaves to the planner: the same whether or not an earlier plan has set options."""
     vocab_size = model.architecture.vocab_size or data.vocab_size
     architecture = dataclasses.replace(model.architecture, vocab_size=vocab_size, checkpoint_level=0, recompute="none")
-    strategy, precision = trainer.strategy, str(trainer.precision)
+    strategy = trainer.strategy
+    cost_model = _cost_model(strategy.root_device, uses_tf32(trainer))
+    step = settings_of(trainer, rows=1, context_length=data.context_length, document_mask=data.document_mask)
     with torch.device("meta"):
-        transformer = Transformer(architecture).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
+        transformer = Transformer(architecture).to(getattr(torch, weight_dtype(step.precision)))
+    state = optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters())
+    measured = measure_parts(architecture, step.precision, data.context_length)
     return Task(
         config=architecture,
-        cost_model=_cost_model(strategy.root_device, uses_tf32(trainer)),
-        step=StepSettings(
-            rows=1,
-            context_length=data.context_length,
-            precision=precision,
-            device=strategy.root_device.type,
-            document_mask=data.document_mask,
-            state_per_parameter=optimizer_state_bytes(model, transformer)
-            / sum(p.nbytes for p in transformer.parameters()),
-            measured=measure_parts(architecture, precision, data.context_length),
-            world_size=trainer.world_size,
-            gradient_views=isinstance(strategy, DDPStrategy)
-            and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view")),
-        ),
+        cost_model=cost_model,
+        step=dataclasses.replace(step, state_per_parameter=state, measured=measured),
         global_batch_size=data.global_batch_size,
         strategies=(getattr(strategy, "kind", "ddp"),),
         reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
@@ -169,5 +153,4 @@ def _cost_model(device: torch.device, tf32: bool) -> CostModel:
     if device.type == "cuda":
         with suppress(ValueError):  # no peak is printed from it, and the order of choices is nearly that of any GPU
             peaks = find_device(torch.cuda.get_device_name(device))
-    is_tf32 = tf32 and device.type == "cuda"  # a CPU ignores torch's setting
-    return CostModel(device=peaks, tf32=is_tf32)
+    return CostModel(device=peaks, tf32=tf32 and device.type == "cuda")  # a CPU ignores torch's setting

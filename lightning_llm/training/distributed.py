@@ -75,8 +75,9 @@ class ShardedStrategy(ModelParallelStrategy):
     def block_backward_sync(self) -> Generator[None]:
         """Of a micro-batch that is not its step's last."""
         sharded = [part for part in self.model.modules() if isinstance(part, FSDPModule)] if self.model else []
-        for part in sharded if self.kind == DEFERRED else ():
-            part.set_requires_gradient_sync(False, recurse=False)
+        if self.kind == DEFERRED:
+            for part in sharded:
+                part.set_requires_gradient_sync(False, recurse=False)
         try:
             yield
         finally:
@@ -126,7 +127,8 @@ class ShardedStrategy(ModelParallelStrategy):
             gathered = _gathered(checkpoint, keep=self.is_global_zero)
             super(ModelParallelStrategy, self).save_checkpoint(gathered, filepath, storage_options)
             return
-        path, rank, world = Path(self.broadcast(filepath)), self.global_rank, self.world_size
+        path = Path(self.broadcast(filepath))
+        rank, world = self.global_rank, self.world_size
         if files.asynchronous and world > 1:
             # a thread writes: with a group of its own, it and the training never mix up their messages
             self._files_group = self._files_group or dist.new_group(backend="gloo", timeout=self._timeout)

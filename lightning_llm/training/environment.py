@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
+from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_llm.accounting.hardware import Precision, auto_precision, cpu_features, cpu_name, gpu_features
+from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.checkpoints.loop_state import micro_batches_started
 from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
@@ -61,6 +63,16 @@ def environment_of(trainer: Any) -> dict[str, Any]:
     versions = {"torch": str(torch.__version__), "numpy": np.__version__, "package": _own_code()}
     settings = {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name}
     return {**settings, **of_gpu, **versions}
+
+
+def settings_of(trainer: Any, **others: Any) -> StepSettings:
+    """The settings of a step that the trainer decides, and ``others``: those of model and data, such as ``rows``."""
+    strategy = trainer.strategy
+    device = "cuda" if strategy.root_device.type == "cuda" else "cpu"
+    views = isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view"))
+    return StepSettings(
+        precision=str(trainer.precision), device=device, world_size=trainer.world_size, gradient_views=views, **others
+    )
 
 
 def attention_of(trainer: Any, config: Any, context_length: int | None) -> str | None:

@@ -195,9 +195,10 @@ class WindowSums:
     """
 
     def __init__(self, loaders: Sequence[EvalBatches], limit: int | float, device: Any) -> None:
-        used = [(loader.rows or [])[: limited_batches(len(loader), limit) * loader.world_size] for loader in loaders]
+        ends = [limited_batches(len(loader), limit) * loader.share.world_size for loader in loaders]
+        used = [(loader.rows or [])[:end] for loader, end in zip(loaders, ends, strict=True)]
         self._firsts = [[0, *itertools.accumulate(rows)] for rows in used]  # windows before each batch of all processes
-        self._places = [(loader.rank, loader.world_size) for loader in loaders]
+        self._shares = [loader.share for loader in loaders]
         self._added = [0] * len(loaders)  # batches of this process
         self._sums = [torch.zeros(sum(rows), 2, dtype=torch.float64, device=device) for rows in used]
 
@@ -213,8 +214,8 @@ class WindowSums:
         """Add a batch of one of the loaders, in its order; those of the training text are left out."""
         if loader >= len(self._sums):
             return
-        (rank, processes), firsts = self._places[loader], self._firsts[loader]
-        number = rank + processes * self._added[loader]
+        share, firsts = self._shares[loader], self._firsts[loader]
+        number = share.rank + share.world_size * self._added[loader]
         self._added[loader] += 1
         if number + 1 < len(firsts):  # else it is there to make all processes have as many
             sums = self._sums[loader][firsts[number] : firsts[number + 1]]

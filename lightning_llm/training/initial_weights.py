@@ -6,16 +6,17 @@ Weights only: step, optimizer and schedule start fresh. Tensors are read and cop
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from tokenizers import Tokenizer as Backend
 from torch import Tensor, nn
 
 from lightning_llm.checkpoints.compatibility import architecture_differences, check_fits, free_fields
-from lightning_llm.checkpoints.names import BEST, step_files
 from lightning_llm.checkpoints.reading import read_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
@@ -25,6 +26,7 @@ from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import ModelConfig, config_of_file
 from lightning_llm.model.weights import only_finite, with_vocab_rows
 from lightning_llm.runs.directory import CHECKPOINTS
+from lightning_llm.runs.find import checkpoint_in
 from lightning_llm.training.callbacks.inputs import tensor_hash
 
 PREFIX = "transformer."
@@ -91,11 +93,12 @@ class InitialWeights(NamedTuple):
         return "; ".join(faults)
 
 
-def read_initial_weights(source: str) -> InitialWeights:
+def read_initial_weights(source: str, say: Callable[[str], object] = lambda line: None) -> InitialWeights:
     """Read what ``init_from`` names.
 
     Args:
         source: A folder with ``config.json``, a checkpoint, or a run directory (its best, else its newest).
+        say: Called with a line if another checkpoint is used in place of a damaged one.
 
     Raises:
         ValueError: It is none of these, or damaged.
@@ -105,7 +108,7 @@ def read_initial_weights(source: str) -> InitialWeights:
         if is_model_folder(path):
             folder = read_folder(path)
             return InitialWeights(path, folder.config, folder.tokenizer, folder.tensors)
-        path = _checkpoint_of(path)
+        path = _checkpoint_of(path, say)
         content = read_checkpoint(path, mmap=True, needs=WEIGHTS)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -123,7 +126,7 @@ def start_from(source: str, model: Any) -> None:
     Raises:
         ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
     """
-    initial = read_initial_weights(source)
+    initial = read_initial_weights(source, _say)
     if fault := initial.fault(model.architecture, getattr(model.trainer, "datamodule", None)):
         raise ValueError(fault)
     initial.fill(model.transformer)
@@ -141,20 +144,22 @@ def check_trust(source: str) -> None:
     if is_model_folder(Path(source)):
         return  # its format cannot name code
     with prefixed(f"init_from {source}", ValueError):
-        saved = read_outline(_checkpoint_of(Path(source))).get("hyper_parameters", {}).get("architecture", {})
-        config_of_file(saved, "it")
+        outline = read_outline(_checkpoint_of(Path(source)))
+        config_of_file(outline.get("hyper_parameters", {}).get("architecture", {}), "it")
 
 
-def _checkpoint_of(path: Path) -> Path:
-    """This checkpoint, or a run's best, else newest."""
+def _checkpoint_of(path: Path, say: Callable[[str], object] = lambda line: None) -> Path:
+    """This checkpoint, or a run's best, else newest, that is intact."""
     if not path.is_dir() or is_folder(path):
         return path
-    folder = path / CHECKPOINTS
-    if (folder / BEST).exists():
-        return folder / BEST
-    if not (files := step_files(folder)):
+    if not any((path / CHECKPOINTS).glob("*.ckpt")):
         raise ValueError("it has neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")
-    return files[-1]
+    return checkpoint_in(path, say)
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _are_alike(tokenizer: str, other: str) -> bool:

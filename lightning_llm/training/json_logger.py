@@ -46,7 +46,6 @@ class JSONLinesLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The folder for runs of one kind."""
         return self._name
 
     @property

@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from lightning_llm.accounting.settings import weight_dtype
 from lightning_llm.io.trust import import_trusted, not_found
+from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
@@ -49,10 +51,8 @@ def state_per_parameter(path: str, arguments: Mapping[str, Any], config: ModelCo
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
         raise ValueError(f"model.optimizer {path} must be a subclass of torch.optim.Optimizer")
     with torch.device("meta"):
-        model = Transformer(config).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
+        model = Transformer(config).to(getattr(torch, weight_dtype(precision)))
     parameters = list(model.parameters())
-    try:
+    with prefixed(f"model.optimizer {path} cannot be measured", Exception):  # whatever the class raises
         state = state_bytes(optimizer_class(param_groups(model), **arguments), parameters)
-    except Exception as error:  # whatever the class raises
-        raise ValueError(f"model.optimizer {path} cannot be measured: {error}") from error
     return state / sum(parameter.nbytes for parameter in parameters)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_llm.accounting.parts import IN_LAYERS, Layers, kinds_of_layers, parts_to_measure
-from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart
+from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart, weight_dtype
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
@@ -27,11 +27,8 @@ from lightning_llm.model.parts import arguments_of, name_of, option_of
 from lightning_llm.model.position import Position
 from lightning_llm.ops.dispatch import matmul_dtype
 
-MOST_ELEMENTS, MEASURED_EXPERTS, MOST_ACTIVATIONS = (
-    1 << 25,
-    256,
-    1 << 24,
-)  # of a built-in part that is measured as it is
+# of a built-in part that is measured as it is
+MOST_ELEMENTS, MEASURED_EXPERTS, MOST_ACTIVATIONS = 1 << 25, 256, 1 << 24
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
 IN_CONTEXT = ("attention", "block")
 WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
@@ -49,9 +46,8 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
     Raises:
         ValueError: A class cannot be imported or made.
     """
-    dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
-    kinds = kinds_of_layers(config)
-    owners = {layers.prefix + kind: (kind, layers) for layers in kinds for kind in IN_LAYERS}
+    dtype = getattr(torch, weight_dtype(precision))
+    owners = {layers.prefix + kind: (kind, layers) for layers in kinds_of_layers(config) for kind in IN_LAYERS}
     of_model = Layers(config, [0])
     return {
         name: _measured(*owners.get(name, (name, of_model)), precision, dtype, context_length)

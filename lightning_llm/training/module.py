@@ -104,7 +104,9 @@ class LanguageModel(LightningModule):
         self.compile_mode, self.compile_scope = compile_mode, compile_scope
         self.init_from = init_from
         self._has_loaded = False  # weights of a file
-        self._recipes: dict[str, Any] = {}
+        parts: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
+        # of optimizer and schedule: those of a checkpoint until `configure_optimizers` has made both
+        self._recipes: dict[str, Any] = {name: part for name, part in parts.items() if isinstance(part, dict)}
         self.budget = MemoryBudget.of(memory_budget, memory_reserve)
         self.plan: StepPlan | None = None
         self.seed: int | None = None
@@ -112,8 +114,7 @@ class LanguageModel(LightningModule):
         self.grad_norm: Tensor | None = None
         self.auxiliary_loss: Tensor | None = None
         self._count: Tensor | None = None  # of the last batch that `loss` has seen
-        parts: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
-        self._save_plain_hyperparameters(**{name: part for name, part in parts.items() if isinstance(part, dict)})
+        self._save_plain_hyperparameters()
 
     # ---- building
 
@@ -241,8 +242,9 @@ class LanguageModel(LightningModule):
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""
         optimizer = share_work(self.optimizer_over(self.groups_of(self)), self.trainer)
         schedule: Any = self.schedule if isinstance(self.schedule, Schedule | None) else self.schedule(optimizer)
-        recipe = recipes.schedule_recipe(schedule)
-        self._save_plain_hyperparameters(optimizer=recipes.optimizer_recipe(optimizer), schedule=recipe)
+        recipe = recipes.optimizer_recipe(optimizer)
+        self._recipes = {"optimizer": recipe, "schedule": recipes.schedule_recipe(schedule)}
+        self._save_plain_hyperparameters()
         scheduler: Any = scheduler_of(schedule, optimizer, self.trainer)
         config: Any = {"scheduler": scheduler, "interval": "step", "frequency": 1, "reduce_on_plateau": False}
         return {"optimizer": optimizer, "lr_scheduler": config}
@@ -286,9 +288,8 @@ class LanguageModel(LightningModule):
 
     # ---- checkpoints
 
-    def _save_plain_hyperparameters(self, **saved: Any) -> None:
+    def _save_plain_hyperparameters(self) -> None:
         """Note what a checkpoint says of the model: a dataclass in it could not be read without running code."""
-        self._recipes = saved or self._recipes  # of optimizer and schedule, once they are known
         plain = {"architecture": self.architecture.to_dict(), "loss_chunks": self.loss_chunks, **self._recipes}
         if groups := [dataclasses.asdict(rule) for rule in self.groups]:
             plain["groups"] = groups

@@ -137,7 +137,7 @@ def _accumulation_problems(callbacks: Sequence[Any]) -> Iterator[str]:
 # ---- a run, before its first step
 
 
-def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> list[Check]:
+def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Check]:
     """Check everything that the first step and the first checkpoint need.
 
     Args:
@@ -146,40 +146,44 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> list[Check]:
         trainer: Lightning's trainer; nothing in it is started.
         folder: Where checkpoints will go.
 
-    Returns:
+    Yields:
         All checks. Those that need a token store, or a vocabulary that is not known yet, are left out without one.
     """
-    source = Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
     is_token_data = isinstance(data, TokenDataModule)
-    if is_token_data:
-        problems = dict(data.problems(trainer))
-        if "data" in problems:
-            unusable = Check("data", "cannot be used", problems["data"])
-            return [unusable, _batch(data, trainer, problems), _precision(trainer)]
-        source = _store(data)
+    problems = dict(data.problems(trainer)) if is_token_data else {}
+    if "data" in problems:
+        yield Check("data", "cannot be used", problems["data"])
+        yield _batch(data, trainer, problems)
+        yield _precision(trainer)
+        return
+    yield _store(data) if is_token_data else Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
     vocab_size = model.architecture.vocab_size or data_attribute(data, "vocab_size")
     if vocab_size is None:
-        return [source, *_fit_together(model.architecture, data), *_budget(model, data, trainer), _precision(trainer)]
+        yield from _fit_together(model.architecture, data)
+        yield from _budget(model, data, trainer)
+        yield _precision(trainer)
+        return
     with torch.device("meta"):
         transformer = Transformer(dataclasses.replace(model.architecture, vocab_size=vocab_size))
     weights = sum(p.nbytes for p in transformer.parameters())
     memory = list(_memory(2 * weights, "parameters and gradients", trainer))
     if any(check.fault for check in memory):  # the other checks take as long as the model is large
-        return [source, *memory]
-    first = [*_devices(trainer), *_budget(model, data, trainer)]  # the budget changes what is checked below
-    problems = dict(data.problems(trainer)) if is_token_data else {}
-    return [
-        source,
-        *_fit_together(model.architecture, data),
-        *_initial_weights(model, data),
-        *_compiler(model, trainer),
-        *(_texts(data, problems) if is_token_data else ()),
-        *first,
-        *([_batch(data, trainer, problems)] if is_token_data else ()),
-        _precision(trainer),
-        *(_steps(data, trainer, problems) if is_token_data else ()),
-        *_memory_and_disk(model, transformer, weights, trainer, folder),
-    ]
+        yield from memory
+        return
+    yield from _fit_together(model.architecture, data)
+    yield from _initial_weights(model, data)
+    yield from _compiler(model, trainer)
+    if is_token_data:
+        yield from _texts(data, problems)
+    yield from _devices(trainer)
+    yield from _budget(model, data, trainer)  # it may choose the micro-batch, which decides what follows
+    if is_token_data:
+        problems = dict(data.problems(trainer))
+        yield _batch(data, trainer, problems)
+    yield _precision(trainer)
+    if is_token_data:
+        yield from _steps(data, trainer, problems)
+    yield from _memory_and_disk(model, transformer, weights, trainer, folder)
 
 
 def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
@@ -247,12 +251,10 @@ def _texts(data: TokenDataModule, problems: Mapping[str, str]) -> Iterator[Check
 
 def _devices(trainer: Any) -> Iterator[Check]:
     """On a CPU a device is a process; Lightning accepts any number of them."""
-    cores, processes = os.cpu_count() or 1, trainer.num_devices
-    if trainer.strategy.root_device.type == "cpu" and processes > 1:
-        fault = (
-            f"trainer.devices {processes}: this machine has {cores} cores, and each process needs one; ask for fewer"
-        )
-        yield Check("devices", f"{processes} processes on {cores} cores", fault if processes > cores else "")
+    cores, devices = os.cpu_count() or 1, trainer.num_devices
+    if trainer.strategy.root_device.type == "cpu" and devices > 1:
+        fault = f"trainer.devices {devices}: this machine has {cores} cores, and each process needs one; ask for fewer"
+        yield Check("devices", f"{devices} processes on {cores} cores", fault if devices > cores else "")
 
 
 def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:

@@ -18,9 +18,9 @@ from lightning_llm.accounting.settings import (
     CONTEXT_LENGTH,
     GLOBAL_BATCH_SIZE,
     STATE_BYTES,
-    UNMEASURED,
     Measured,
     StepSettings,
+    weight_dtype,
 )
 from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
 from lightning_llm.io.config_file import (
@@ -85,7 +85,9 @@ def read_run(options: RunOptions) -> RunConfig:
     contents = []
     for file in map(Path, map(config_path, options.config)):
         contents.append(content := read_config(file))
-        raw, source = merged(raw, content), file if VOCABULARY & section_of(content, "data").keys() else source
+        raw = merged(raw, content)
+        if VOCABULARY & section_of(content, "data").keys():
+            source = file
     raw, sizing, epochs = _sized(contents, raw, options, source)
     data = section_of(raw, "data")
     if not isinstance(document_mask := data.get("document_mask", False), bool):
@@ -196,7 +198,7 @@ def _vocab_size_of_data(raw: Section, source: Path) -> int | None:
 def _measured(config: ModelConfig, precision: str, context_length: int) -> Measured:
     """The parts that the accounting does not know: it costs loading torch, and runs their classes."""
     if not parts_to_measure(config):
-        return UNMEASURED
+        return {}
     from lightning_llm.training.measured_parts import measure_parts
 
     return measure_parts(config, precision, context_length)
@@ -231,7 +233,8 @@ def _optimizer(raw: Section, options: RunOptions, config: ModelConfig, precision
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
     state: float = STATE_PER_PARAMETER[name] + (1 if name == "SGD" and arguments.get("momentum") else 0)
     if is_muon:  # one tensor for Muon's matrices, two of state_dtype for the rest
-        parameters, itemsize = sum(parameters_by_part(config, measured).values()), 2 if precision == "bf16-true" else 4
+        parameters = sum(parameters_by_part(config, measured).values())
+        itemsize = 2 if weight_dtype(precision) == "bfloat16" else 4
         matrices = hidden_matrix_parameters(config, measured)
         others = 2 * (parameters - matrices) * (STATE_BYTES[dtype] or itemsize)
         state = (matrices * itemsize + others) / (parameters * itemsize)
@@ -252,10 +255,9 @@ def _measured_state(path: str, arguments: Section, config: ModelConfig, precisio
 def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:
     """What tensors do not get; ``reserve`` is --reserve."""
     size = text_of(raw, "model.memory_reserve")
-    try:
-        return reserve_for(kind, world_size, byte_size(size) if reserve is None and size is not None else reserve)
-    except ValueError as error:
-        raise ValueError(f"model.memory_reserve {error}") from error
+    if reserve is None and size is not None:
+        reserve = byte_size(size, "model.memory_reserve")
+    return reserve_for(kind, world_size, reserve)
 
 
 def _strategy(raw: Section) -> str:

@@ -9,7 +9,7 @@ gradient with the loss, and a factor of its own would have to know Σ count.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,17 +22,28 @@ from lightning_llm.data.batches import IGNORED
 from lightning_llm.optim.clipping import clip_grad_norm_
 
 
+class Counted(NamedTuple):
+    """What the loss of a micro-batch that Lightning reports is the mean over.
+
+    Attributes:
+        scale: Times this, the loss is the sum over the targets.
+        weight: The number of targets, or the sum of their weights, on the device.
+    """
+
+    scale: Tensor | float
+    weight: Tensor
+
+
 class StepLoss:
     """Makes the loss of a step a mean over the targets of its global batch, however that is cut.
 
     Attributes:
-        counted: Of the last micro-batch: what makes a sum over its targets of the loss that Lightning reports, and
-            their count or the sum of their weights, on the device.
+        counted: Of the last micro-batch; ``None`` before the first.
     """
 
     def __init__(self) -> None:
-        self.counted: tuple[Tensor | float, Tensor] | None = None
-        self._total: Tensor | None = None  # of the step so far; None where the unit is the count itself
+        self.counted: Counted | None = None
+        self._total: Tensor | None = None  # count of the step so far; None: nothing is left to divide by it
         self._unit = 0.0
 
     def weighted(self, loss: Tensor, batch: Any, count: Tensor | None, trainer: Trainer) -> Tensor:
@@ -50,7 +61,7 @@ class StepLoss:
         count = count.detach().to(torch.float32 if loss.device.type == "mps" else torch.float64)
         if _micro_batches(trainer) == 1:
             self._total = None
-            self.counted = count, count
+            self.counted = Counted(scale=count, weight=count)
             return loss
         if micro_batch_of_step(trainer) == 0:
             self._total = None
@@ -60,7 +71,7 @@ class StepLoss:
             elif not self._unit:  # the same in all processes
                 self._unit = trainer.strategy.broadcast(size)
         self._total = count if self._total is None else self._total + count
-        self.counted = self._unit * trainer.accumulate_grad_batches, count
+        self.counted = Counted(scale=self._unit * trainer.accumulate_grad_batches, weight=count)
         return loss * (count / self._unit).to(loss.dtype)
 
     def finish(

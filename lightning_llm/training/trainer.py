@@ -212,7 +212,7 @@ class Trainer(pl.Trainer):
 
     def preflight(self, model: Any, datamodule: Any) -> list[Check]:
         """All checks; nothing is started."""
-        return check_run(model, datamodule, self, Path(self.default_root_dir))
+        return list(check_run(model, datamodule, self, Path(self.default_root_dir)))
 
 
 def skip_empty_hooks(callbacks: list[pl.Callback]) -> None:
@@ -222,7 +222,9 @@ def skip_empty_hooks(callbacks: list[pl.Callback]) -> None:
     call them.
     """
     for callback in callbacks:
-        for name in STEP_HOOKS if type(callback).__module__.startswith("lightning_llm.") else ():
+        if not type(callback).__module__.startswith("lightning_llm."):
+            continue
+        for name in STEP_HOOKS:
             if getattr(callback, name) == getattr(pl.Callback, name).__get__(callback):
                 setattr(callback, name, None)
 

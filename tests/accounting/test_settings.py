@@ -12,7 +12,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.accounting import estimate as estimates
 from lightning_llm.accounting import planner, step_memory
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
+from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch, weight_dtype
 from lightning_llm.accounting.sharding import shared_memory
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
@@ -73,6 +73,11 @@ def test_the_trace_of_one_process_is_the_same_whatever_processes_share():
     # FSDP2 gathers in bf16
     assert dataclasses.replace(shared, strategy="fsdp2").unshared.precision == "bf16-true"
     assert dataclasses.replace(step, strategy="fsdp2").unshared == step.unshared
+
+
+def test_only_one_precision_has_weights_in_bfloat16():
+    names = {precision: weight_dtype(precision) for precision in ("32-true", "bf16-mixed", "bf16-true")}
+    assert names == {"32-true": "float32", "bf16-mixed": "float32", "bf16-true": "bfloat16"}
 
 
 def test_step_memory_takes_settings_or_keywords_or_both():

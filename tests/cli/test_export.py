@@ -77,6 +77,7 @@ def test_a_run_is_exported_and_loads(runs, tmp_path, name, capsys):
     card = (tmp_path / "out" / "README.md").read_text()
     summary = json.loads((runs[name] / "summary.json").read_text())
     assert f"| {summary['best_val_loss']:.6g} |" in card
+    assert f"| loss on training text at the end (nats per token) | {summary['train_loss_eval']:.6g} |" in card
     assert "tokenizer: char" in card
     assert 'tokenizer("\\n", ' in card  # a text that these characters can write
     assert "`best.ckpt`, saved at optimizer step 2" in card

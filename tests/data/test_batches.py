@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_llm.data.batches import (
     IGNORED,
+    Share,
     TrainBatches,
     WindowReader,
     evenly_spaced,
@@ -46,8 +47,8 @@ def files(tmp_path_factory):
 def train_batches(reader, global_batch_size, micro_batch_size, rank=0, world_size=1, position=0, length=20, **options):
     order = WindowOrder(num_tokens=len(reader.tokens), context_length=reader.context_length, seed=3)
     return TrainBatches(
-        reader, order.starts, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank,
-        world_size=world_size, length=length, position=lambda: position, **options
+        reader, order.starts, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size,
+        share=Share(rank, world_size), length=length, position=lambda: position, **options
     )  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def test_id_outside_the_vocabulary_is_named_not_passed_on(files, tmp_path):
 def test_every_target_is_scored_once(files, length, context, batch_size, world_size):
     length = max(length, context + 1)
     reader = files(length, context)
-    shares = [every_target_once(reader, batch_size, rank=rank, world_size=world_size) for rank in range(world_size)]
+    shares = [every_target_once(reader, batch_size, Share(rank, world_size)) for rank in range(world_size)]
     assert len({len(share) for share in shares}) == 1  # equally many forward passes
     targets = []
     for share in shares:
@@ -166,9 +167,9 @@ def test_every_target_is_scored_once(files, length, context, batch_size, world_s
 def test_estimate_has_as_many_batches_spread_evenly(files, length, other, context, batch_size, world_size):
     reader, like = files(max(length, context + 1), context), files(max(other, context + 1), context)
     count = rows_per_batch(like, batch_size)
-    shares = [evenly_spaced(reader, count, rank=rank, world_size=world_size) for rank in range(world_size)]
+    shares = [evenly_spaced(reader, count, Share(rank, world_size)) for rank in range(world_size)]
     assert [len(share) for share in shares] == [
-        len(every_target_once(like, batch_size, rank=rank, world_size=world_size)) for rank in range(world_size)
+        len(every_target_once(like, batch_size, Share(rank, world_size))) for rank in range(world_size)
     ]
     batches = [batch for share in shares for batch in share if (batch["targets"] != IGNORED).all()]
     assert sorted(len(batch["targets"]) for batch in batches) == sorted(count)
@@ -182,7 +183,7 @@ def test_estimate_has_as_many_batches_spread_evenly(files, length, other, contex
 
 
 def test_estimate_of_no_batches(files):
-    assert list(evenly_spaced(files(100, 7), [], rank=0, world_size=1)) == []
+    assert list(evenly_spaced(files(100, 7), [], Share())) == []
 
 
 def test_prompts_are_rows_of_their_own():

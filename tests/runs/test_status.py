@@ -46,6 +46,15 @@ def test_every_leaf_of_a_status_has_its_meaning_or_says_nothing(tmp_path, change
     assert len(said) < 15
 
 
+def test_the_loss_on_training_text_has_another_name_in_earlier_summaries(tmp_path):
+    for content in ({"train_loss": 2.5}, {"train_loss": 3.5, "train_loss_eval": 2.5}):
+        (tmp_path / SUMMARY).write_text(json.dumps(content))
+        assert read_summary(tmp_path, ["train_loss_eval"])["train_loss_eval"] == 2.5
+    (tmp_path / SUMMARY).write_text(json.dumps({"train_loss": "low"}))
+    with pytest.raises(ValueError, match="train_loss_eval is 'low'"):
+        read_summary(tmp_path, ["train_loss_eval"])
+
+
 def test_every_leaf_of_a_summary_is_a_number_or_refused(tmp_path, changed_leaves):
     for _, changed in changed_leaves({"val_loss": 2.5, "seconds": 3, "threads": 1, "note": {"a": [1]}}):
         (tmp_path / SUMMARY).write_text(json.dumps(changed))

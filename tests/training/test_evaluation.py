@@ -10,7 +10,7 @@ import torch
 
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import Result
-from lightning_llm.data.batches import IGNORED, EvalBatches
+from lightning_llm.data.batches import IGNORED, EvalBatches, Share
 from lightning_llm.statistics.windows import window_error
 from lightning_llm.training import LanguageModelMetrics, evaluation
 from lightning_llm.training.evaluation import Evaluation, WindowSums
@@ -183,7 +183,7 @@ def losses_of(window):
 def sums_of(rank, processes, batch_size):
     """Those of one of several processes, whose batches are those of ``every_target_once`` of 20.7 windows."""
     rows = [*(min(batch_size, 20 - first) for first in range(0, 20, batch_size)), 1]
-    loader = EvalBatches(lambda number: {}, len(rows), rank=rank, world_size=processes, rows=rows)
+    loader = EvalBatches(lambda number: {}, len(rows), Share(rank, processes), rows)
     found, firsts = WindowSums([loader], 1.0, "cpu"), [0, *itertools.accumulate(rows)]
     for number in range(rank, len(loader) * processes, processes):
         used = number if number < len(rows) else 0
@@ -217,8 +217,8 @@ def test_a_loss_that_is_not_finite_leaves_no_record():
 
 
 def test_rows_without_a_known_place_are_not_summed():
-    loader = EvalBatches(lambda number: {}, 2, rank=0, world_size=1, rows=[1, 1])
-    unknown = EvalBatches(lambda number: {}, 2, rank=0, world_size=1)
+    loader = EvalBatches(lambda number: {}, 2, Share(), rows=[1, 1])
+    unknown = EvalBatches(lambda number: {}, 2, Share())
     trainer = SimpleNamespace(limit_val_batches=1.0, val_dataloaders=[loader, unknown])
     assert WindowSums.of(trainer, 1, "cpu") is not None
     assert WindowSums.of(trainer, 2, "cpu") is None

@@ -42,6 +42,20 @@ def test_training_begins_with_the_given_weights(exported, tiny, source):
         assert tiny("fit", "--ckpt_path=last", **options, **{"trainer.max_steps": 2}).trainer.global_step == 2
 
 
+def test_a_damaged_best_checkpoint_is_skipped(exported, tiny, capsys):
+    best = RUN / "checkpoints" / "best.ckpt"
+    content = best.read_bytes()
+    best.unlink()  # which may share its file with the newest
+    best.write_bytes(content[:-100])
+    newest = RUN / "checkpoints" / "step-00000002.ckpt"
+    cli = tiny("fit", **{"model.init_from": str(RUN), "model.optimizer.lr": 0.0, "trainer.max_steps": 1})
+    saved, _ = load_transformer(newest)
+    for name, tensor in cli.model.transformer.state_dict().items():
+        assert torch.equal(tensor, saved.state_dict()[name])
+    line = f"checkpoint {best} is truncated or damaged: using {newest}, in place of the best\n"
+    assert capsys.readouterr().err.count(line) == 1
+
+
 def test_a_model_with_rows_for_no_token_begins_with_weights_without_them(exported):
     initial = read_initial_weights("out")
     model = Transformer(dataclasses.replace(initial.config, vocab_multiple_of=64), seed=1)

@@ -130,13 +130,11 @@ class Dashboard(Callback):
             writer._get_file_writer().add_summary(self._end_of_session)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Histograms of the gradients, before clipping."""
         if self._is_due(trainer, ahead=1):
             gradients = {name: weight.grad for name, weight in pl_module.named_parameters() if weight.grad is not None}
             _add_histograms(trainer, metrics.GRADIENTS, gradients, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Histograms of the weights, after the step."""
         if self._is_due(trainer) and step_is_complete(trainer):
             _add_histograms(trainer, metrics.WEIGHTS, dict(pl_module.named_parameters()), trainer.global_step)
 

@@ -37,9 +37,7 @@ WAITING = 1 << 14  # tokens of small batches that are hashed together
 MULTIPLES = 32  # a power of two: at most so many evenly spaced steps have a hash
 
 # The constants of SplitMix64 (Steele, Lea and Flood 2014, figure 16), as signed numbers
-_GOLDEN, _FIRST, _SECOND = (
-    number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+_GOLDEN, _FIRST, _SECOND = (bits - (1 << 64) for bits in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class InputHashes(Callback):
@@ -89,8 +87,7 @@ class InputHashes(Callback):
         if ids.device.type == "cpu" and ids.numel() < WAITING:  # copied, since the user's code may change the batch
             self._waiting.append((ids.numpy().copy(), targets.numpy().copy(), np.arange(first, first + len(ids))))
         else:
-            numbers = torch.arange(first, first + len(ids), device=ids.device)
-            hashes = self._hash(ids, targets, numbers)
+            hashes = self._hash(ids, targets, torch.arange(first, first + len(ids), device=ids.device))
             self._step = hashes if self._step is None else self._step + hashes
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -116,7 +113,6 @@ class InputHashes(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Add the sequences of this batch."""
         if self._validation is not None:
             parts = _parts(batch)
             self._validation = None if parts is None else self._validation + self._hash(*parts)

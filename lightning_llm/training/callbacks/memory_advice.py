@@ -18,6 +18,7 @@ from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.timeline import MemorySample
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.training.callbacks.memory_report import Report, point_report, step_report, table_of
+from lightning_llm.training.environment import settings_of
 from lightning_llm.training.measured_parts import EXTENDED, measure_parts
 
 HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
@@ -117,8 +118,7 @@ def estimate(run: StepCase) -> MemoryAdvice | None:
             run = run.change({"dropout": 0.0})
             remarks.append("The estimate leaves dropout out.")
         if unknown:
-            measured = measure_parts(run.config, run.step.precision, run.step.context_length)
-            run = run.change(measured=measured)
+            run = run.change(measured=measure_parts(run.config, run.step.precision, run.step.context_length))
             remarks.append(EXTENDED.format(", ".join(dict.fromkeys(unknown.values()))))
         memory, work = run.memory(), run.work()
     except (ValueError, RuntimeError):
@@ -195,17 +195,18 @@ def _advice(savings: list[Saving]) -> list[str]:
 
 
 def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> StepCase | None:
-    config, ids = getattr(pl_module, "architecture", None), batch.get("input_ids") if isinstance(batch, dict) else None
+    config = getattr(pl_module, "architecture", None)
+    ids = batch.get("input_ids") if isinstance(batch, dict) else None
     if not isinstance(config, ModelConfig) or ids is None or ids.dim() != 2:
         return None
-    precision = str(trainer.precision)
-    step = StepSettings(
+    step = settings_of(
+        trainer,
         rows=ids.shape[0],
         context_length=ids.shape[1],
-        precision=f"bf{precision}" if precision.startswith("16") else precision,
-        device="cuda" if trainer.strategy.root_device.type == "cuda" else "cpu",
         loss_chunks=getattr(pl_module, "loss_chunks", None),
         accumulation=trainer.accumulate_grad_batches,
         document_mask="documents" in batch,
     )
+    if step.precision.startswith("16"):  # float16 has as many bytes as bfloat16, which the accounting covers
+        step = dataclasses.replace(step, precision=f"bf{step.precision}")
     return StepCase(config, type(trainer.optimizers[0]).__name__ if trainer.optimizers else "", step)

@@ -124,12 +124,10 @@ class MemoryProfiler(Callback):
         self._record("backward")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """The optimizer's part begins, clipping included."""
         if self._meter is not None:
             self._meter.begin("optimizer")
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """A micro-batch is over, and with the last one the step."""
         self._batch = None
         if trainer.global_step < self._step:
             return
@@ -153,7 +151,6 @@ class MemoryProfiler(Callback):
             self._record("validation")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What has not been logged yet."""
         if self._highest:
             self._log_highest(trainer)
 

@@ -49,7 +49,6 @@ class StepProgressBar(ProgressBar):
         self._enabled = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the empty bar."""
         if not self._enabled or not self.console.is_terminal:
             return
         columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeLeftColumn())
@@ -58,7 +57,6 @@ class StepProgressBar(ProgressBar):
         self._progress.start()
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Redraw at log steps."""
         if self._progress is not None and is_log_step(trainer):
             self._draw(trainer)
 
@@ -71,7 +69,6 @@ class StepProgressBar(ProgressBar):
             self.console.say(f"step {trainer.global_step}  {describe(trainer)}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the full bar on the terminal."""
         self._draw(trainer)
         self._close()
 
@@ -119,16 +116,13 @@ class StatusFile(Callback):
         return self._earlier_s + (0.0 if self._started is None else time.perf_counter() - self._started)
 
     def state_dict(self) -> dict[str, Any]:
-        """The time, for runs that resume from here."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Add to the time of a checkpoint."""
         seconds = state_dict.get("seconds")
         self._earlier_s = seconds if isinstance(seconds, float) and 0 <= seconds < float("inf") else 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The first step follows."""
         self._started = time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -136,7 +130,6 @@ class StatusFile(Callback):
         self._earlier_s, self._started = self.seconds, None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The run has begun."""
         self._folder = self.folder_of(trainer)
         self._write(trainer, RUNNING)
 
@@ -145,13 +138,11 @@ class StatusFile(Callback):
         return run_dir_of(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The run has a new validation loss."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.validated_step = trainer.global_step
             self._write(trainer, RUNNING)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The run has failed or was interrupted."""
         is_signal = isinstance(exception, Interrupted | KeyboardInterrupt)
         failed = DIVERGED if isinstance(exception, NonFinite) else FAILED
         words = " ".join(str(exception).split()) or type(exception).__name__

@@ -63,14 +63,11 @@ def differences_of(all_facts: list[Facts]) -> list[str]:
     first, *others = all_facts
     lines = []
     for rank, facts in enumerate(others, start=1):
-        names = sorted((first.keys() | facts.keys()) - {"host"})
-        pairs = [(name, facts.get(name), first.get(name)) for name in names]
-        differences = [
-            f"{name} is {there} there and {zero} in process 0" for name, there, zero in pairs if there != zero
-        ]
-        if differences:
-            more = f" and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-            lines.append(f"process {rank} on {facts.get('host')}: {', '.join(differences[:SHOWN])}{more}")
+        pairs = [(name, facts.get(name), first.get(name)) for name in sorted((first.keys() | facts.keys()) - {"host"})]
+        found = [f"{name} is {there} there and {zero} in process 0" for name, there, zero in pairs if there != zero]
+        if found:
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            lines.append(f"process {rank} on {facts.get('host')}: {', '.join(found[:SHOWN])}{more}")
     return lines
 
 

@@ -44,7 +44,6 @@ class ResumeDiff(Callback):
         self._changed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The options and their changes, for runs that resume from here."""
         return {"options": self.options, "changes": self.changes}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -55,11 +54,9 @@ class ResumeDiff(Callback):
         """
         if trainer.state.fn != "fit":
             return
-        step = checkpoint["global_step"]
-        if 0 < trainer.max_steps < step:
-            raise ValueError(
-                f"trainer.max_steps {trainer.max_steps} is below step {step} of the checkpoint: give more steps"
-            )
+        step, max_steps = checkpoint["global_step"], trainer.max_steps
+        if 0 < max_steps < step:
+            raise ValueError(f"trainer.max_steps {max_steps} is below step {step} of the checkpoint: give more steps")
         state = checkpoint["callbacks"].get(self.state_key, {})
         if not (saved := state.get("options")):
             return

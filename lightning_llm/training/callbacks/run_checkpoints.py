@@ -142,7 +142,6 @@ class RunCheckpoints(Checkpoint):
         return {**{name: getattr(self, name) for name in _STATE}, "turn": self._turn}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best so far."""
         for name in _STATE:
             setattr(self, name, state_dict[name])
 

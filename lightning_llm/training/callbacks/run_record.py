@@ -52,13 +52,13 @@ def write_summary(trainer: Trainer, model: LightningModule, data: Any, run: Path
     newest = None if checkpoints is None else checkpoints.newest
     attention = attention_of(trainer, getattr(model, "architecture", None), data_attribute(data, "context_length"))
     summary = {
-        "val_loss": results.get(metrics.VAL_LOSS),  # none with trainer.limit_val_batches 0
+        metrics.VAL_LOSS: results.get(metrics.VAL_LOSS),  # none with trainer.limit_val_batches 0
         "perplexity": results.get(metrics.VAL_PERPLEXITY),
         "bits_per_byte": results.get(metrics.VAL_BITS_PER_BYTE),
         "recall_loss": results.get(metrics.VAL_RECALL_LOSS),
         "other_loss": results.get(metrics.VAL_OTHER_LOSS),
         "recall_share": results.get(metrics.VAL_RECALL_SHARE),
-        "train_loss": results.get(metrics.TRAIN_LOSS_EVAL),
+        metrics.TRAIN_LOSS_EVAL: results.get(metrics.TRAIN_LOSS_EVAL),
         "best_val_loss": None if checkpoints is None else checkpoints.best_loss,
         "steps": steps,
         **({} if (tokens := data_attribute(data, "tokens_per_step")) is None else {"tokens": steps * tokens}),
@@ -73,10 +73,10 @@ def write_summary(trainer: Trainer, model: LightningModule, data: Any, run: Path
     }
     if run is not None and trainer.is_global_zero:
         remove_path(run / WINDOWS)  # of an earlier end
-        if windows is not None and summary["val_loss"] is not None:
+        if windows is not None and summary[metrics.VAL_LOSS] is not None:
             write_json(run / WINDOWS, {"step": steps, **windows}, indent=None)
         write_json(run / SUMMARY, summary)
-        write_status(run, FINISHED, step=steps, val_loss=summary["val_loss"])
+        write_status(run, FINISHED, step=steps, val_loss=summary[metrics.VAL_LOSS])
     return summary
 
 

@@ -79,7 +79,6 @@ class SampleText(Callback):
             self._prompt_ids = self._tokenizer.encode(self.prompt)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Generate, print and write, in the first process."""
         is_due = step_is_complete(trainer) and trainer.global_step % self.every_n_steps == 0
         if self._is_sharded or not trainer.is_global_zero or not is_due:
             return

@@ -21,9 +21,8 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.checkpoints.loop_state import step_is_complete
+from lightning_llm.io.processes import ENDING
 from lightning_llm.training.distributed import host_group
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
@@ -65,7 +64,7 @@ class StopOnSignal(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Record the handlers before Lightning replaces them, which it does even for ignored signals."""
         self._requeue_signal = requeue_signal(trainer)
-        numbers = (*SIGNALS, self._requeue_signal)
+        numbers = (*ENDING, self._requeue_signal)
         self._before = {number: signal.getsignal(number) for number in numbers if number is not None}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -92,7 +91,6 @@ class StopOnSignal(Callback):
             self._stop_if_agreed(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the last vote."""
         self._agreed = self._count()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -18,6 +18,7 @@ from lightning_llm.data.datamodule import data_attribute
 from lightning_llm.measure.timer import PhaseClock
 from lightning_llm.training import metrics
 from lightning_llm.training.environment import uses_tf32
+from lightning_llm.training.step_loss import Counted, StepLoss
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
@@ -70,7 +71,7 @@ class TrainingLog(Callback):
         self.peak_tflops = peak_tflops
         self.utilization: Utilization | None = None
         self._sums: torch.Tensor | None = None  # of the loss over targets, and of the targets, of this process
-        self._waiting: list[tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]] = []  # losses to add to them
+        self._waiting: list[tuple[torch.Tensor, Counted]] = []  # losses to add to them
         self._saved: torch.Tensor | None = None  # in the checkpoint, of all processes
         self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
         self._has_saved = False
@@ -86,7 +87,6 @@ class TrainingLog(Callback):
         self._clock.start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """The batch is ready."""
         if self._has_saved:
             self._clock.start()
         else:
@@ -94,11 +94,9 @@ class TrainingLog(Callback):
         self._has_saved = False
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """The loss is computed."""
         self._clock.mark("forward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The gradients are computed."""
         self._clock.mark("backward")
 
     def on_train_batch_end(
@@ -107,9 +105,9 @@ class TrainingLog(Callback):
         """Note the loss; log at log steps."""
         self._clock.mark("optimizer")
         loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
-        counted = getattr(getattr(pl_module, "step_loss", None), "counted", None)
-        scale, count = counted or (trainer.accumulate_grad_batches, torch.ones_like(loss))
-        self._waiting.append((loss, scale, count))
+        step_loss = getattr(pl_module, "step_loss", None)
+        counted = step_loss.counted if isinstance(step_loss, StepLoss) else None
+        self._waiting.append((loss, counted or Counted(trainer.accumulate_grad_batches, torch.ones_like(loss))))
         if len(self._waiting) >= _WAITING:
             self._add_waiting()
         self._tokens += batch["input_ids"].numel()
@@ -158,7 +156,7 @@ class TrainingLog(Callback):
             logger.log_metrics({**values, **speed}, step=trainer.global_step)
 
     def _add_waiting(self) -> None:
-        for loss, scale, count in self._waiting:
+        for loss, (scale, count) in self._waiting:
             sums = torch.stack([loss.to(count.dtype) * scale, count])
             self._sums = sums if self._sums is None else self._sums + sums
         self._waiting.clear()

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -267,6 +268,16 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     (run,) = runs
     assert (run.optimizer, run.step) == ("AdamW", StepSettings(rows=BATCH, context_length=SEQ))
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_the_advice_counts_float16_as_bfloat16():
+    strategy = SimpleNamespace(root_device=torch.device("cuda"))
+    trainer = SimpleNamespace(strategy=strategy, precision="16-mixed", world_size=2, accumulate_grad_batches=3)
+    trainer.optimizers = []
+    model = SimpleNamespace(architecture=ModelConfig(vocab_size=10), loss_chunks=4)
+    run = memory_advice._run_of(trainer, model, {"input_ids": torch.zeros(BATCH, SEQ)})
+    of_trainer = {"precision": "bf16-mixed", "device": "cuda", "world_size": 2, "accumulation": 3}
+    assert run.step == StepSettings(rows=BATCH, context_length=SEQ, loss_chunks=4, **of_trainer)
 
 
 def test_other_errors_are_left_alone(text_file, tmp_path, capsys):

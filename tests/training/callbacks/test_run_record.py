@@ -35,6 +35,8 @@ def test_runs_of_python_are_compared(make, folder, text_file, tmp_path, monkeypa
     summary = json.loads((runs[0] / "summary.json").read_text())
     assert summary["options"]["seed_everything"] == 3
     assert (summary["steps"], summary["validated_step"]) == (2, 2)
+    assert summary["train_loss_eval"] > 0
+    assert "train_loss" not in summary
     capsys.readouterr()
     assert main(["compare", folder]) == 0
     said = capsys.readouterr().out
