@@ -110,9 +110,7 @@ def take_needed(plan: Plan) -> None:
 
 def take(plan: Plan, run: RunKey) -> bool:
     """Link the files of a run that another experiment has and nobody has begun here. Whether that was done."""
-    if str(run) not in plan.reused["runs"]:
-        return False
-    claim = claims.take(plan.out, str(run))
+    claim = claims.take(plan.out, str(run)) if str(run) in plan.reused["runs"] else None
     if claim is None:
         return False
     try:

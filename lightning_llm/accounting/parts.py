@@ -16,8 +16,6 @@ from lightning_llm.accounting.symbolic_ops import Linear, Operators, Shape
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, NO_NORMS, Norms, name_of, option_of
 
-# ---- norms
-
 
 @dataclasses.dataclass(frozen=True)
 class NormCost:
@@ -38,8 +36,6 @@ KNOWN_NORMS = {
     "rmsnorm": NormCost(1, lambda ops, x, weights, rows: ops.rms_norm(x, weights[0], rows)),
     "layernorm": NormCost(2, lambda ops, x, weights, rows: ops.fused_norm(x, weights, rows, statistics=2)),
 }
-
-# ---- MLPs
 
 MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
 MLPWeights = Mapping[str, Linear]  # by the names of the matrices

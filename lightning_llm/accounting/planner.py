@@ -21,10 +21,11 @@ from lightning_llm.accounting.counts import parameters_by_part
 from lightning_llm.accounting.extrapolated_memory import LEVELS, Counts, memory_by_depth
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import MOST_ROWS, MemoryTrace, largest_fitting, too_little
-from lightning_llm.accounting.settings import STATE_BYTES, StepSettings, rows_per_micro_batch
+from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
+from lightning_llm.optim.catalog import STATE_BYTES
 
 DECISIONS = ("rows", "recompute", "loss_chunks", "state_dtype", "strategy")
 FRONTIER_POINTS = 9

@@ -13,7 +13,6 @@ from types import MappingProxyType
 CONTEXT_LENGTH = 256  # tokens per row
 GLOBAL_BATCH_SIZE = 32  # rows per optimizer step
 STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
-STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
 LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
 Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
 

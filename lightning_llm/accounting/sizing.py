@@ -320,9 +320,6 @@ def _with_mlp(
     return counted(MULTIPLE * (1 + added)) if added else smallest
 
 
-# ---- the training
-
-
 def _training(base: Section, run_options: Section, given: Mapping[str, Any], models: _Models, tokens: float) -> Section:
     """Batch, steps, learning rate, weight decay, and what counts steps."""
     if _get(base, "trainer.max_epochs", -1) != -1:

@@ -11,7 +11,6 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 
-from lightning_llm.cli.errors import reports
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.config_file import config_path
 
@@ -22,7 +21,6 @@ BENCHES = {
     "memory": "memory of two configs, compared (--config A --config B [-- options of fit])",
     "generate": "tokens per second of decoding, compared with recomputing the prefix and with transformers",
 }
-MOVED = ("overhead", "techniques")  # to benchmarks/; named for one version
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -64,10 +62,6 @@ def run_bench(
         package: Of their modules.
     """
     words = list(argv)
-    if words and words[0] in MOVED and benches is BENCHES:
-        command = shlex.join(["python", "-m", "benchmarks", *words])
-        line = f"{prog}: error: {words[0]} has moved; from the root of a clone, run: {command}"
-        return reports.mistake("bench", line)
     end = words.index("--") if "--" in words else len(words)
     act = partial(_measure, fit_options=words[end + 1 :], package=package, command=f"{prog} {shlex.join(words)}")
     return Tool(act, prog, partial(add_options, benches=benches), RuntimeError)(words[:end])

@@ -128,9 +128,6 @@ def _parts(part: Any, field: str) -> Iterable[dict[str, Any]]:
         yield part
 
 
-# ---- the schema of the file
-
-
 def _are_ids(vocab: Any) -> bool:
     if not isinstance(vocab, dict) or len(vocab) > MOST_IDS or max(map(len, vocab), default=0) > LONGEST_TOKEN:
         return False
@@ -203,9 +200,6 @@ def _check_added(tokens: Any, name: str) -> Iterable[str]:
 
 
 _FILE = _object({"model": _check_model}, {"added_tokens": _check_added})
-
-
-# ---- which kind it is
 
 
 def byte_alphabet() -> list[str]:

@@ -23,6 +23,7 @@ class KnownOptimizer(NamedTuple):
     batch_exponent: float = 0.5
 
 
+STATE_BYTES = {None: None, "bfloat16": 2}  # of AdamW's state_dtype
 OPTIMIZERS = {
     "lightning_llm.optim.AdamW": KnownOptimizer(2, 1e-3, 0.1, width_exponent=1.0),
     "torch.optim.AdamW": KnownOptimizer(2, 1e-3, 0.01, width_exponent=1.0),

@@ -14,14 +14,7 @@ from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import (
-    CONTEXT_LENGTH,
-    GLOBAL_BATCH_SIZE,
-    STATE_BYTES,
-    Measured,
-    StepSettings,
-    weight_dtype,
-)
+from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, Measured, StepSettings, weight_dtype
 from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
 from lightning_llm.io.config_file import (
     MOST,
@@ -38,7 +31,7 @@ from lightning_llm.io.trust import is_custom, is_import_path, refuse_custom
 from lightning_llm.io.units import byte_size
 from lightning_llm.io.untrusted import file_in, read_json, shown
 from lightning_llm.model.config import ModelConfig, config_of_file
-from lightning_llm.optim.catalog import OPTIMIZERS
+from lightning_llm.optim.catalog import OPTIMIZERS, STATE_BYTES
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG
 from lightning_llm.runs.options import flat
 

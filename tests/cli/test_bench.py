@@ -1,4 +1,4 @@
-"""``lightning-llm bench``: its benches, those that moved, and mistakes."""
+"""``lightning-llm bench``: its benches, and mistakes."""
 
 from importlib import import_module
 
@@ -36,14 +36,4 @@ def test_a_users_mistake_is_one_line(words, says, capsys):
     assert main(["bench", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert says in error
-    assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["overhead", "techniques"])
-def test_a_moved_bench_says_what_to_run(name, capsys):
-    assert name in BENCHMARKS
-    assert name not in BENCHES
-    assert main(["bench", name, "--rounds", "1"]) == 2
-    error = capsys.readouterr().err.strip()
-    assert f"{name} has moved; from the root of a clone, run: python -m benchmarks {name} --rounds 1" in error
     assert len(error.splitlines()) == 1
