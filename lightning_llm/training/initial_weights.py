@@ -157,9 +157,7 @@ def _checkpoint_of(path: Path, say: Callable[[str], object] = lambda line: None)
     return checkpoint_in(path, say)
 
 
-@rank_zero_only
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
+_say = rank_zero_only(lambda line: print(line, file=sys.stderr))
 
 
 def _are_alike(tokenizer: str, other: str) -> bool:

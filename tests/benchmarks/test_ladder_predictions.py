@@ -37,7 +37,8 @@ def test_smooth_curves_are_covered_and_a_bend_is_not(rows_of, monkeypatch):
 
 
 def test_intervals_that_do_not_cover_fail(rows_of, monkeypatch, capsys):
-    monkeypatch.setattr(ladder_predictions, "CURVES", {"bend": ladder_predictions.bend})
+    bend = ladder_predictions.NOT_SMOOTH["bends after the third size"]
+    monkeypatch.setattr(ladder_predictions, "CURVES", {"bend": bend})
     rows_of(status=2)
     assert "bend, 16 times: " in capsys.readouterr().err
 

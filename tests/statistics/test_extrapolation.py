@@ -39,6 +39,22 @@ def test_a_curve_of_the_family_is_continued(ratio):
     assert found.interval[0] < curve(5) < found.interval[1]
 
 
+def test_where_no_curve_fits_the_variances_are_those_of_the_residuals(monkeypatch):
+    monkeypatch.setattr("lightning_llm.statistics.extrapolation.RATIOS", (1.0,))
+    spread, quantile = SpreadBySize(math.log(0.006), 0.0, 56.0), stats.t.ppf(0.95, 56)
+    for height, is_wider in ((0.001, False), (0.02, True)):  # the middle size is so much off a line
+        found = predict(sizes_of([0.0, height, 0.0]), spread, 3.0, 8)
+        own = 0.006**2 / 8
+        misfit = height**2 * 2 / 3 / own  # of one degree of freedom
+        scale = misfit if is_wider else 1.0
+        variance = own * (1 / 3 + (3 - 1) ** 2 / 2)
+        assert found.mean == pytest.approx(height / 3)
+        assert found.interval[1] - found.mean == pytest.approx(quantile * math.sqrt(scale * variance))
+        with_own = quantile * math.sqrt(scale * (variance + own))
+        assert found.prediction_interval[1] - found.mean == pytest.approx(with_own)
+        assert found.ratios == (1.0,)
+
+
 def test_places_count_from_the_smallest_size():
     means = [-0.03, -0.02, -0.015]
     spread = SpreadBySize(math.log(0.006), 0.0, 42.0)
