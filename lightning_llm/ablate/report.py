@@ -117,7 +117,7 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
 def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
     """What a verdict says, with the losses that it rests on; before the first look, the numbers are null."""
     if verdict is None:
-        return NOT_TESTED
+        return dict(NOT_TESTED)
     losses, experiment = losses_of(loaded.results), loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
     names = {"baseline": baseline, "variant": variant}
