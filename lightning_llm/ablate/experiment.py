@@ -177,6 +177,18 @@ class Experiment:
         """The seeds of this many pairs."""
         return range(self.first_seed, self.first_seed + pairs)
 
+    def runs_of_tuning(self, extensions: int = 0) -> int:
+        """The most runs that a grid and its vertices take, ``extensions`` values longer; 0: nothing is tuned."""
+        if self.tune is None:
+            return 0
+        values = len(self.tune["factors"]) + extensions + 1
+        return (1 + len(self.variants)) * values * int(self.tune["seeds"])
+
+    def most_runs(self, extensions: int = 0) -> int:
+        """The most runs of all arms: the null variant ends with the first look, and tuned arms are compared again."""
+        pairs = self.looks[-1] * (1 if self.tune is None else 2)
+        return 1 + self.looks[0] + (1 + len(self.variants)) * pairs + self.runs_of_tuning(extensions)
+
     def check(self, source: object) -> None:
         """Reject a variant with the name of no folder or of another arm, and more runs than anyone trains.
 
@@ -188,10 +200,7 @@ class Experiment:
                 folder = "the name of a folder without commas or backslashes"
                 problem = f"must be {folder}, and not {BASELINE}, {AGAIN} or {NULL}"
                 raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
-        tune = self.tune
-        runs_of_arm = self.looks[-1]
-        runs_of_arm += 0 if tune is None else tune["seeds"] * (len(tune["factors"]) + MOST_EXTENSIONS)
-        if (runs := (len(self.variants) + 2) * runs_of_arm) > MOST_RUNS:
+        if (runs := self.most_runs(2 * MOST_EXTENSIONS)) > MOST_RUNS:
             raise ValueError(f"{source}: variants, looks and tune ask for {runs} runs, expected at most {MOST_RUNS}")
         if len(self.variants) > MOST_VARIANTS:
             raise ValueError(f"{source} has {len(self.variants)} variants, expected at most {MOST_VARIANTS}")

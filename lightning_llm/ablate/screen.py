@@ -70,7 +70,7 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
     console.print(table)
     whose = "the variant" if variants == 1 else f"each of {variants} variants"
     lines = [f"Probabilities for {whose}, if a pair's difference has a standard deviation of {spread}."]
-    if grid := runs_of_tuning(experiment):
+    if grid := experiment.runs_of_tuning():
         lines.append(f"The runs include at least {grid} of tuning, and the tuned pairs.")
     console.say(*lines, *warnings_of(design, spread.value))
 
@@ -107,14 +107,7 @@ def runs_of(experiment: Experiment, expected: Outlook) -> int:
     variants, first = len(experiment.variants), experiment.looks[0]
     pairs = expected.longest(variants) + variants * expected.pairs  # the baseline trains until the last variant ends
     families = 1 if experiment.tune is None else 2
-    return round(1 + first + families * pairs + runs_of_tuning(experiment))
-
-
-def runs_of_tuning(experiment: Experiment) -> int:
-    """How many runs the first grid and the vertices take; 0: nothing is tuned."""
-    if (tune := experiment.tune) is None:
-        return 0
-    return (1 + len(experiment.variants)) * (len(tune["factors"]) + 1) * int(tune["seeds"])
+    return round(1 + first + families * pairs + experiment.runs_of_tuning())
 
 
 def outlooks(design: Design, spread: float) -> Sequence[Outlook]:

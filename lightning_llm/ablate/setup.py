@@ -26,6 +26,7 @@ from lightning_llm.ablate.outlay import Outlay, outlay_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.ablate.reuse import REUSES, Identity, reusable
+from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
@@ -157,11 +158,9 @@ class Setup:
 
     def outlay(self, workers: int | None) -> Outlay:
         """What the runs take: counted, and from a few timed steps of the baseline."""
-        looks, tune = self.experiment.looks, self.experiment.tune
-        runs = 1 + looks[0] + looks[-1] * len(self.arms)  # the null variant ends with the first look
-        if tune is not None:  # the grid and the vertex of each arm, and the comparison of the tuned arms
-            runs += len(self.arms) * (tune["seeds"] * (len(tune["factors"]) + 1) + looks[-1])
-        return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers, is_tuned=tune is not None)
+        experiment, base = self.experiment, self.arms[BASELINE]
+        is_tuned, spare = experiment.tune is not None, self._arm(BASELINE, {})
+        return outlay_of(base, spare, experiment.most_runs(), workers, is_tuned=is_tuned)
 
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""
@@ -199,6 +198,9 @@ class Setup:
                 self._matched[name] = matched
                 if matched.options:  # they come last, since later arguments override
                     own_options = {option: value for option, value in options.items() if option not in matched.options}
+                    if match.is_solved and (sizing := self.arms[name].trainer.sizing) is not None:
+                        # size would work around the solved option, with another shape: the options stay as it set them
+                        own_options |= {**sizing.options, **dict.fromkeys(SIZE_OPTIONS)}
                     self.arms[name] = self._arm(name, {**own_options, **matched.options})
 
     def _facts(self) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.symbolic import ENDS, LiveBytes, TracePoint
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import name_of, option_of
+from lightning_llm.model.parts import arguments_of, name_of, option_of
 
 LEVELS = (2, 1, 0)  # the order of the runs: what early layers save lives the longest, so they save the least
 LONG = 3  # layers that show all there is to a run: its first, its last, and one between
@@ -36,12 +36,15 @@ class ExtrapolatedMemory:
     """
 
     def __init__(self, config: ModelConfig, settings: StepSettings) -> None:
-        window, every = (option_of("attention", config.attention, name) for name in ("window", "every"))
-        windowed = {CLASS_PATH: name_of(config.attention), INIT_ARGS: {"window": window}}
-        self.every: int | None = every
-        alike = config if every is None else dataclasses.replace(config, attention=windowed)
-        self._windowed = _EqualLayers(alike, settings)
-        self._full = _EqualLayers(dataclasses.replace(config, attention="full"), settings)
+        self.every: int | None = option_of("attention", config.attention, "every")
+        windowed = full = config.attention
+        if self.every is not None:
+            options = {name: value for name, value in arguments_of(config.attention).items() if name != "every"}
+            windowed = {CLASS_PATH: name_of(config.attention), INIT_ARGS: dict(options)}
+            options.pop("window", None)
+            full = {CLASS_PATH: "full", INIT_ARGS: options}
+        self._windowed = _EqualLayers(dataclasses.replace(config, attention=windowed), settings)
+        self._full = _EqualLayers(dataclasses.replace(config, attention=full), settings)
 
     def with_layers(self, counts: Counts) -> MemoryTrace:
         """The step with so many layers at level 2, then 1, then 0."""

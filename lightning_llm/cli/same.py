@@ -85,6 +85,7 @@ def run_same(options: argparse.Namespace) -> int:
     path = model.get("class_path") if isinstance(model, dict) else None
     if isinstance(path, str) and is_custom(path):
         raise ValueError(f"model.class_path {path}: same compares the built-in LanguageModel")
+    of_all = set(_pairs(ALL)) if ALL in options.vary else set()
     varied = list(dict.fromkeys(pair for word in options.vary for pair in _pairs(word)))
     base = _base(options)
     settings = {BASE: base}
@@ -93,7 +94,7 @@ def run_same(options: argparse.Namespace) -> int:
         try:
             settings[name] = _with(base, option, parse_yaml(text))
         except ValueError as error:
-            if ALL not in options.vary:
+            if (option, text) not in of_all:
                 raise ValueError(f"--vary {option}={text}: {error}") from error
             print(f"{name} does not apply: {error}")
     found = dict(_compared(settings, options))

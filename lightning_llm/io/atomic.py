@@ -120,6 +120,11 @@ def link_path(source: Path, target: Path) -> None:
             _link_file(source, temporary)
 
 
+def existing_parent(path: Path) -> Path:
+    """The path itself, or the first of the folders above it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
 def flush_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut, if the system can."""
     with suppress(OSError):

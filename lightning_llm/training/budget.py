@@ -128,7 +128,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
         cost_model=cost_model,
         step=dataclasses.replace(step, state_per_parameter=state, measured=measured),
         global_batch_size=data.global_batch_size,
-        strategies=(getattr(strategy, "kind", "ddp"),),
+        strategies=(step.strategy,),
         reserve=reserve_for(strategy.root_device.type, trainer.world_size, reserve),
     )
 

@@ -26,7 +26,8 @@ from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.plain import WATCHERS
 
-DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}  # of matmuls, by the first part of a precision
+# of matmuls, by the first part of a precision
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 PACKAGE = Path(__file__).resolve().parents[1]
 
 WATCHERS.add(RegisterRecordFunction)  # of trainer.profiler "pytorch"
@@ -71,7 +72,12 @@ def settings_of(trainer: Any, **others: Any) -> StepSettings:
     device = "cuda" if strategy.root_device.type == "cuda" else "cpu"
     views = isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view"))
     return StepSettings(
-        precision=str(trainer.precision), device=device, world_size=trainer.world_size, gradient_views=views, **others
+        precision=str(trainer.precision),
+        device=device,
+        world_size=trainer.world_size,
+        gradient_views=views,
+        strategy=getattr(strategy, "kind", "ddp"),
+        **others,
     )
 
 

@@ -17,12 +17,15 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_llm.accounting.settings import divisor
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
+from lightning_llm.data.token_store import TokenStore
+from lightning_llm.io.atomic import existing_parent
 from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import decimal_size
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.budget import optimizer_state_bytes
+from lightning_llm.training.environment import DTYPES
 from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.run_length import total_steps
 
@@ -156,7 +159,10 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
         yield _batch(data, trainer, problems)
         yield _precision(trainer)
         return
-    yield _store(data) if is_token_data else Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
+    if is_token_data:
+        yield from map(_store, (source.store for source in data.sources))
+    else:
+        yield Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
     vocab_size = model.architecture.vocab_size or data_attribute(data, "vocab_size")
     if vocab_size is None:
         yield from _fit_together(model.architecture, data)
@@ -165,6 +171,9 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
         return
     with torch.device("meta"):
         transformer = Transformer(dataclasses.replace(model.architecture, vocab_size=vocab_size))
+    number, _, kind = str(trainer.precision).partition("-")
+    if kind == "true":  # in the others, parameters are float32
+        transformer.to(DTYPES[number])
     weights = sum(p.nbytes for p in transformer.parameters())
     memory = list(_memory(2 * weights, "parameters and gradients", trainer))
     if any(check.fault for check in memory):  # the other checks take as long as the model is large
@@ -233,8 +242,7 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
     yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {fault}")
 
 
-def _store(data: TokenDataModule) -> Check:
-    store = data.store
+def _store(store: TokenStore) -> Check:
     is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
     fault = f"token store {store.path}: {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
     return Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
@@ -242,9 +250,9 @@ def _store(data: TokenDataModule) -> Check:
 
 def _texts(data: TokenDataModule, problems: Mapping[str, str]) -> Iterator[Check]:
     for split in ("train", "val"):
-        tokens = data.store.splits[split].tokens
-        windows = max(0, (tokens - 1) // data.context_length)
-        yield Check(f"{split} text", f"{tokens:,} tokens, {windows:,} windows", problems.get(split, ""))
+        tokens = [source.store.splits[split].tokens for source in data.sources]
+        windows = sum(max(0, (number - 1) // data.context_length) for number in tokens)
+        yield Check(f"{split} text", f"{sum(tokens):,} tokens, {windows:,} windows", problems.get(split, ""))
     if "documents" in problems:
         yield Check("documents", "no end of text", problems["documents"])
 
@@ -318,7 +326,7 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
     if keep_last is not None:
         files = keep_last + 2  # the best one, and the one that is written before the oldest is deleted
         needed = files * (weights + state)
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        there = existing_parent(folder)
         free = shutil.disk_usage(there).free
         finding = f"{files} checkpoints need {decimal_size(needed)}, {decimal_size(free)} free at {there}"
         fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
@@ -326,13 +334,11 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
 
 
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
-    """Of what is allocated all the time, in float32; activations come on top."""
-    device, precision = trainer.strategy.root_device, str(trainer.precision)
+    """Of what is allocated all the time; activations come on top."""
+    device = trainer.strategy.root_device
     available = device_memory(device)
     if available is None:
         return
-    if precision.endswith("-true"):
-        needed = needed * int(precision.removeprefix("bf").split("-")[0]) // 32
     if isinstance(trainer.strategy, ModelParallelStrategy):
         needed //= trainer.world_size
     needed *= trainer.num_devices if device.type == "cpu" else 1  # all processes share the host memory

@@ -134,3 +134,12 @@ def test_the_name_of_a_file_is_the_name_of_an_experiment_under_the_same_rule():
 def test_the_grid_of_a_tuned_option_has_a_default():
     found = experiment_of({**BASE, "tune": {"option": RATE}}, "f", "f")
     assert found.tune == {"option": RATE, "factors": [0.5, 0.71, 1.0, 1.41, 2.0], "seeds": 2}
+
+
+def test_the_runs_of_tuned_arms_are_counted_twice_and_with_the_grid():
+    content = {**BASE, "variants": {"a": {"x": 1}, "b": {"x": 2}}, "looks": [4, 8]}
+    assert experiment_of(content, "f", "f").most_runs() == 1 + 4 + 3 * 8
+    tuned = experiment_of({**content, "tune": {"option": RATE, "factors": [0.5, 1, 2], "seeds": 3}}, "f", "f")
+    assert tuned.runs_of_tuning() == 3 * 4 * 3
+    assert tuned.most_runs() == 1 + 4 + 3 * 8 * 2 + 3 * 4 * 3
+    assert tuned.most_runs(12) == tuned.most_runs() + 3 * 12 * 3

@@ -8,11 +8,12 @@ from lightning_llm.accounting import extrapolated_memory, step_memory
 from lightning_llm.accounting.extrapolated_memory import ExtrapolatedMemory, memory_trace
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.training.measured_parts import measure_parts
 from tests.accounting.test_memory import drawn
 
 
-def windowed(window, every):
-    return {"class_path": "sliding_window", "init_args": {"window": window, "every": every}}
+def windowed(window, every, **options):
+    return {"class_path": "sliding_window", "init_args": {"window": window, "every": every, **options}}
 
 
 @st.composite
@@ -64,6 +65,21 @@ def test_to_the_byte(case):
     assert (peak, found.parameters, found.gradients) == (whole.peak, whole.parameters, whole.gradients)
     without_gradients = [max(rest for _, rest in points.values()) for points in (found.points, whole.points)]
     assert without_gradients[0] == without_gradients[1]
+
+
+def test_measured_attention_with_windows_in_some_layers():
+    config = ModelConfig(
+        vocab_size=50,
+        hidden_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        attention=windowed(8, 2, softcap=30.0),
+    )
+    measured = measure_parts(config, "32-true", 32)
+    assert "attention" in measured
+    step = StepSettings(rows=3, context_length=32, state_per_parameter=0, measured=measured)
+    found = ExtrapolatedMemory(config, step).with_layers((0, 0, 6))
+    assert max(total for total, _ in found.points.values()) == step_memory(config, step).peak
 
 
 @pytest.mark.parametrize("every", [2, 7, 100])

@@ -14,7 +14,9 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.ladder import LADDER, PROMISES, read_ladder
 from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.accounting.sizing import SHAPE
 from lightning_llm.cli import ablate_ladder
+from lightning_llm.io.config_file import read_config
 from tests.ablate.test_experiment import EXAMPLES, ROOT
 from tests.cli.test_ablate import OWN_MLP, the_line
 
@@ -69,6 +71,26 @@ def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
     write(pairs=3)
     assert planned() == 2
     assert "runs/lad has another ladder: give another --out, or finish that one" in the_line(capsys)
+
+
+def test_a_variant_with_parameters_that_size_does_not_count_keeps_its_shape_when_matched(folder, planned):
+    learned = {"learned": {"model.architecture.position": "learned"}}
+    match = {"parameters": {"option": "model.architecture.intermediate_size"}}
+    write(
+        variants=learned,
+        options={"model.architecture.max_position_embeddings": 256},
+        sizes=["25k", "50k"],
+        predict=None,
+        match=match,
+    )
+    assert planned() == 0
+    for size in ("25k", "50k"):
+        plan = Plan.read(Path("runs/lad/sizes", size))
+        models = {name: read_config(plan.config(name))["model"]["architecture"] for name in ("baseline", "learned")}
+        for option in SHAPE:
+            assert models["learned"][option] == models["baseline"][option], (size, option)
+        assert models["learned"]["intermediate_size"] < models["baseline"]["intermediate_size"]
+        assert plan.arms["learned"]["parameters"] == pytest.approx(plan.arms["baseline"]["parameters"], rel=0.005)
 
 
 @pytest.mark.slow

@@ -99,6 +99,9 @@ def test_all_leaves_out_what_does_not_apply(config, capsys, monkeypatch):
     assert main(["same", "--config", config(model={"architecture": {"mlp": "relu"}}), "--vary", "all"]) == 0
     out = capsys.readouterr().out
     assert "checkpoint_level=1 does not apply: checkpoint_level 1 needs mlp 'memory_optimized_swiglu'" in out
+    words = ["same", "--config", config(model={"architecture": {"mlp": "relu"}}), "--vary", "all"]
+    assert main([*words, "--vary", "model.architecture.nosuch=1"]) == 2  # what was typed is no part of all
+    assert "--vary model.architecture.nosuch=1: " in capsys.readouterr().err
     assert "checkpoint_level=0: same up to rounding" in out
 
 

@@ -1,8 +1,8 @@
 """What is found before the first step: every mistake at once, and nothing is started."""
 
-import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -112,12 +112,29 @@ def test_without_a_store_the_batch_is_checked(refused, tmp_path):
     assert "cannot be divided by 1 device times data.micro_batch_size 3" in said
 
 
-def test_a_short_source_of_a_mixture_is_found(refused, tmp_path, text_file):
-    for name, size in (("long", None), ("short", 120)):
-        (tmp_path / f"{name}.txt").write_text(text_file.read_text()[:size])
+def mixture_of(lengths, text_file):
+    """Options for a mixture of stores of these names and lengths, which are made in the current folder."""
+    for name, size in lengths.items():
+        Path(f"{name}.txt").write_text(text_file.read_text()[:size])
         assert main(["prepare", f"{name}.txt", "--tokenizer=byte", f"--out={name}"]) == 0
-    mixture = {"data.path": None, "data.tokenizer": None, "data.mixture": {"long": 1, "short": 1}}
-    said = refused("check", **mixture)
+    return {"data.path": None, "data.tokenizer": None, "data.mixture": dict.fromkeys(lengths, 1)}
+
+
+def test_all_stores_of_a_mixture_are_counted(flags, tmp_path, monkeypatch, capsys, text_file):
+    monkeypatch.chdir(tmp_path)
+    mixture = mixture_of({"a": 1000, "b": 3000}, text_file)
+    capsys.readouterr()
+    assert main(["check", *flags(**mixture)]) == 0
+    table = capsys.readouterr().out
+    assert re.findall(r"^ok  data +(\w+), uint16", table, re.MULTILINE) == ["a", "b"]
+    assert re.findall("^ok  (.*) windows", table, re.MULTILINE) == [
+        "train text  3,600 tokens, 224",
+        "val text    400 tokens, 24",
+    ]
+
+
+def test_a_short_source_of_a_mixture_is_found(refused, tmp_path, text_file):
+    said = refused("check", **mixture_of({"long": None, "short": 120}, text_file))
     assert "too long for the val split of short" in said
     assert "of long" not in said
 
@@ -138,9 +155,11 @@ def test_what_tf32_and_a_compiled_model_need_is_named(refused, command):
     assert "model.compile_scope model is not for FSDP2, which gathers the weights block by block: use blocks" in said
 
 
-def test_too_small_a_disk_is_named(refused, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: os.terminal_size((0, 0)) and type("U", (), {"free": 1000})())
-    assert "the disk is too small: 4 checkpoints need" in refused("fit")
+@pytest.mark.parametrize(("precision", "size"), [("32-true", "1.7"), ("bf16-true", "0.8"), ("64-true", "3.4")])
+def test_too_small_a_disk_is_named(refused, monkeypatch, precision, size):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    said = refused("check", **{"trainer.precision": precision})
+    assert f"the disk is too small: 4 checkpoints need {size} MB" in said
 
 
 def test_check_says_what_it_looked_at_and_starts_nothing(flags, tmp_path, monkeypatch, capsys):

@@ -12,11 +12,13 @@ from lightning_llm.accounting.counts import Sizes, hidden_matrix_parameters, ste
 from lightning_llm.accounting.memory import StepMemory, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.symbolic import item_sizes
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import short_mib
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.timeline import MemorySample
 from lightning_llm.model.config import SWIGLUS, ModelConfig
+from lightning_llm.optim.catalog import STATE_BYTES
 from lightning_llm.training.callbacks.memory_report import Report, point_report, step_report, table_of
 from lightning_llm.training.environment import settings_of
 from lightning_llm.training.measured_parts import EXTENDED, measure_parts
@@ -95,8 +97,8 @@ def describe_failure(
         counter = "allocator" if trainer.strategy.root_device.type == "cuda" else "system"
         blocks.append(f"Peak in use, by the {counter}: {short_mib(highest)} MiB.")
     blocks.append(table_of(report["peak"], title, top))
-    run = _run_of(trainer, pl_module, batch)
-    if run and (prediction := estimate(run)):
+    case = _case_of(trainer, pl_module, batch)
+    if case and (prediction := advise(case)):
         if metered is None:
             title = "At the peak of a whole step, estimated, without optimizer state"
             blocks.append(table_of(prediction.current["peak"], title, top))
@@ -110,29 +112,29 @@ def describe_failure(
     return out.getvalue().rstrip(), report
 
 
-def estimate(run: StepCase) -> MemoryAdvice | None:
+def advise(case: StepCase) -> MemoryAdvice | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
-    remarks, unknown = [], parts_to_measure(run.config)
+    remarks, unknown = [], parts_to_measure(case.config)
     try:
-        if run.config.dropout and run.step.device == "cpu":
-            run = run.change({"dropout": 0.0})
+        if case.config.dropout and case.step.device == "cpu":
+            case = case.change({"dropout": 0.0})
             remarks.append("The estimate leaves dropout out.")
         if unknown:
-            run = run.change(measured=measure_parts(run.config, run.step.precision, run.step.context_length))
+            case = case.change(measured=measure_parts(case.config, case.step.precision, case.step.context_length))
             remarks.append(EXTENDED.format(", ".join(dict.fromkeys(unknown.values()))))
-        memory, work = run.memory(), run.work()
+        memory, work = case.memory(), case.work()
     except (ValueError, RuntimeError):
         return None
     savings = []
-    for setting, architecture, changes, note in candidates(run):
+    for setting, architecture, changes, note in candidates(case):
         with contextlib.suppress(ValueError):  # a combination that the model refuses
-            changed = run.change(architecture, **changes)
+            changed = case.change(architecture, **changes)
             saved = memory.peak - changed.memory().peak
             if saved > NOT_WORTH_NAMING * memory.peak:
                 extra = HALVING_COSTS if "rows" in changes else changed.work() / work - 1
                 savings.append(Saving(setting, saved, extra, note))
-    if run.optimizer == "AdamW" and not unknown:
-        savings.append(_muon(run.config, run.step.rows * work))
+    if case.optimizer == "AdamW" and not unknown and (muon := _muon(case, work)).estimated_bytes_saved > 0:
+        savings.append(muon)
     table = {(category, part or "model"): size for (category, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
     points = {"peak": MemorySample(0, memory.peak_point, table), "saved": MemorySample(0, "backward", saved_table)}
@@ -152,11 +154,11 @@ def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
     return list(options.values())[:most]
 
 
-def candidates(run: StepCase) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
+def candidates(case: StepCase) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
     """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
-    config, rows, chunks, exact = run.config, run.step.rows, run.step.loss_chunks, EXACT
-    halved = {"rows": rows // 2, "accumulation": 2 * run.step.accumulation}
-    tokens = rows * run.step.context_length
+    config, rows, chunks, exact = case.config, case.step.rows, case.step.loss_chunks, EXACT
+    halved = {"rows": rows // 2, "accumulation": 2 * case.step.accumulation}
+    tokens = rows * case.step.context_length
     if rows > 1:
         yield f"data.micro_batch_size {rows // 2}", {}, halved, "same global batch, accumulated"
     if chunks == 0:
@@ -172,16 +174,23 @@ def candidates(run: StepCase) -> Iterator[tuple[str, dict[str, Any], dict[str, A
     if config.recompute == "none":
         for part in ("attention", "block"):
             yield f"model.architecture.recompute {part}", {"recompute": part}, {}, exact
-    if run.step.precision == "32-true":
+    if case.step.precision == "32-true":
         yield "trainer.precision bf16-mixed", {}, {"precision": "bf16-mixed"}, "changes the numerics"
 
 
-def _muon(config: ModelConfig, work: int) -> Saving:
-    """One moment instead of two for the matrices inside the layers, for the arithmetic of the orthogonalization."""
+def _muon(case: StepCase, work: int) -> Saving:
+    """One moment of the matrices' dtype instead of two of AdamW's, for the arithmetic of an orthogonalization a step.
+
+    ``work`` is that of one row.
+    """
+    config, step = case.config, case.step
+    itemsize = item_sizes(step.precision)[0]
+    saved_per_parameter = 2 * (step.state_itemsize or itemsize) - itemsize
     shapes = [(min(shape), max(shape)) for layers in Sizes.of(config).matrices().values() for shape in layers.values()]
     extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
     note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
-    return Saving(setting, 4 * hidden_matrix_parameters(config), config.num_hidden_layers * extra / work, note)
+    extra_work = config.num_hidden_layers * extra / (step.rows * step.accumulation * work)
+    return Saving(setting, saved_per_parameter * hidden_matrix_parameters(config), extra_work, note)
 
 
 def _advice(savings: list[Saving]) -> list[str]:
@@ -194,11 +203,12 @@ def _advice(savings: list[Saving]) -> list[str]:
     return lines
 
 
-def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> StepCase | None:
+def _case_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> StepCase | None:
     config = getattr(pl_module, "architecture", None)
     ids = batch.get("input_ids") if isinstance(batch, dict) else None
     if not isinstance(config, ModelConfig) or ids is None or ids.dim() != 2:
         return None
+    optimizer = trainer.optimizers[0] if trainer.optimizers else None
     step = settings_of(
         trainer,
         rows=ids.shape[0],
@@ -206,7 +216,8 @@ def _run_of(trainer: Trainer, pl_module: LightningModule, batch: Any) -> StepCas
         loss_chunks=getattr(pl_module, "loss_chunks", None),
         accumulation=trainer.accumulate_grad_batches,
         document_mask="documents" in batch,
+        state_itemsize=STATE_BYTES.get(optimizer.defaults.get("state_dtype")) if optimizer else None,
     )
     if step.precision.startswith("16"):  # float16 has as many bytes as bfloat16, which the accounting covers
         step = dataclasses.replace(step, precision=f"bf{step.precision}")
-    return StepCase(config, type(trainer.optimizers[0]).__name__ if trainer.optimizers else "", step)
+    return StepCase(config, type(optimizer).__name__ if optimizer else "", step)

@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.loop_state import is_log_step
 from lightning_llm.io import charts
-from lightning_llm.io.atomic import atomic_path, write_json, write_text
+from lightning_llm.io.atomic import atomic_path, existing_parent, write_json, write_text
 from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import GIB
 from lightning_llm.measure.attribution import AttributedMeter, is_out_of_memory
 from lightning_llm.measure.gauges import gauge_for
 from lightning_llm.runs.directory import run_dir_of
+from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.callbacks.memory_advice import describe_failure
 from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, step_report
@@ -54,11 +55,14 @@ class MemoryProfiler(Callback):
 
     def __init__(self, every_n_steps: int | None = None, snapshot_at: int | None = None, top: int = 10) -> None:
         self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
-        raise_all(
-            f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}"
-            for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", ""))
-            if not (or_null if (number := getattr(self, name)) is None else type(number) is int and number >= 1)
-        )
+        problems = []
+        for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", "")):
+            number = getattr(self, name)
+            if number is None and or_null:
+                continue
+            if type(number) is not int or number < 1:
+                problems.append(f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}")
+        raise_all(problems)
         self._gauge: Any = None
         self._highest: PhaseBytes = {}  # since the last entry
         self._highest_of_run = 0
@@ -162,18 +166,18 @@ class MemoryProfiler(Callback):
             self._of_step[name] = max(self._of_step.get(name, 0), size)
 
     def _log_highest(self, trainer: Trainer) -> None:
-        self._log(trainer, self._highest, "memory/{}_gib")
+        self._log(trainer, self._highest, metrics.MEMORY)
         self._highest = {}
 
-    def _log(self, trainer: Trainer, sizes: PhaseBytes, pattern: str) -> None:
+    def _log(self, trainer: Trainer, sizes: PhaseBytes, prefix: str) -> None:
         """The maximum over processes, from rank 0."""
         if self._group is not None:
             numbers = torch.tensor(list(sizes.values()), dtype=torch.int64)
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group)
             sizes = dict(zip(sizes, numbers.tolist(), strict=True))
-        metrics = {pattern.format(name): size / GIB for name, size in sizes.items()}
+        values = {f"{prefix}{name}_gib": size / GIB for name, size in sizes.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
+            logger.log_metrics(values, step=trainer.global_step)
 
     def _begin_sample(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         if self._meter is not None:
@@ -209,7 +213,7 @@ class MemoryProfiler(Callback):
         write_json(self._folder / f"step-{self._step}.json", report)
         if meter is None:
             return
-        self._log(trainer, report["peak"]["by_kind"], "memory/at_peak/{}_gib")
+        self._log(trainer, report["peak"]["by_kind"], metrics.MEMORY_AT_PEAK)
         figure = draw({f"step {self._step}": report}, f"memory of one training step, rank {trainer.global_rank}")
         charts.save(figure, self._folder / f"step-{self._step}.png")
         for writer in tensorboard_writers(trainer):
@@ -254,5 +258,5 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def _is_writable(folder: Path) -> bool:
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    there = existing_parent(folder)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -16,8 +16,9 @@ from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
+from lightning_llm.optim import AdamW
 from lightning_llm.training.callbacks import MemoryProfiler, memory_advice, memory_profiler
-from lightning_llm.training.callbacks.memory_advice import MemoryAdvice, Saving, StepCase, estimate
+from lightning_llm.training.callbacks.memory_advice import MemoryAdvice, Saving, StepCase, advise
 from lightning_llm.training.trainer import Trainer
 
 RUN = "run/version_0"  # below trainer.default_root_dir
@@ -252,7 +253,7 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     runs = []
     current = {"peak": {"by_kind": dict.fromkeys(CATEGORIES, 1), "by_module": {"x": 7}, "table": []}}
     savings = [Saving(f"option.{n} {n}", n * 2**20, 0.0, "a note") for n in range(1, 5)]
-    monkeypatch.setattr(memory_advice, "estimate", lambda run: runs.append(run) or MemoryAdvice(current, savings, []))
+    monkeypatch.setattr(memory_advice, "advise", lambda run: runs.append(run) or MemoryAdvice(current, savings, []))
     error = torch.OutOfMemoryError("CUDA out of memory.") if every else RuntimeError("DefaultCPUAllocator: no memory")
     with pytest.raises(type(error)):
         fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=every), RunsOut(error)], mlp="swiglu")
@@ -270,13 +271,14 @@ def test_out_of_memory_is_explained(text_file, tmp_path, capsys, monkeypatch, ev
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_the_advice_counts_float16_as_bfloat16():
-    strategy = SimpleNamespace(root_device=torch.device("cuda"))
+def test_the_advice_is_for_the_trainers_step_and_counts_float16_as_bfloat16():
+    strategy = SimpleNamespace(root_device=torch.device("cuda"), kind="fsdp2")
     trainer = SimpleNamespace(strategy=strategy, precision="16-mixed", world_size=2, accumulate_grad_batches=3)
-    trainer.optimizers = []
+    trainer.optimizers = [AdamW([nn.Parameter(torch.zeros(2))], state_dtype="bfloat16")]
     model = SimpleNamespace(architecture=ModelConfig(vocab_size=10), loss_chunks=4)
-    run = memory_advice._run_of(trainer, model, {"input_ids": torch.zeros(BATCH, SEQ)})
+    run = memory_advice._case_of(trainer, model, {"input_ids": torch.zeros(BATCH, SEQ)})
     of_trainer = {"precision": "bf16-mixed", "device": "cuda", "world_size": 2, "accumulation": 3}
+    of_trainer |= {"strategy": "fsdp2", "state_itemsize": 2}
     assert run.step == StepSettings(rows=BATCH, context_length=SEQ, loss_chunks=4, **of_trainer)
 
 
@@ -307,7 +309,7 @@ def test_the_estimate_is_what_a_step_takes(text_file, tmp_path, mlp):
     _, model = fit(text_file, tmp_path, [MemoryProfiler(every_n_steps=2)], mlp=mlp)
     report = report_of(tmp_path / RUN, 2)
     run = StepCase(model.architecture, "AdamW", StepSettings(rows=BATCH, context_length=SEQ))
-    found = estimate(run)
+    found = advise(run)
     assert found is not None
     real = report["saved"]["by_kind"]["activations"]
     assert found.current["saved"]["by_kind"]["activations"] == pytest.approx(real, rel=0.02)
