@@ -139,7 +139,7 @@ def predicting_ladders() -> list[str]:
 def _trained(file: Path, name: str) -> dict[str, Any]:
     """The report of a ladder whose target is trained too."""
     ladder = ladder_of(read_config(file), file, name)
-    for words in (["run", str(file)], ["extend", str(ladder.out), "--size", *ladder.targets]):
+    for words in (["run", str(file)], ["extend", str(ladder.out), "--size", str(ladder.target)]):
         command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
         if status := subprocess.run(command, env=environment(), check=False).returncode:
             raise RuntimeError(f"lightning-llm ablate {' '.join(words)} ended with status {status}")

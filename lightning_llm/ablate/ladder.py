@@ -71,11 +71,6 @@ class Ladder:
         return Path(self.asked["out"])
 
     @property
-    def targets(self) -> list[str]:
-        """The size that is predicted, if there is one."""
-        return [] if self.target is None else [self.target]
-
-    @property
     def smallest(self) -> str:
         """The size that is tuned, if any is."""
         return self.sizes[0]
@@ -175,12 +170,11 @@ def check_reach(ladder: Ladder, computes: Mapping[str, float]) -> None:
     Raises:
         ValueError: It has too many times the compute of the largest size.
     """
-    largest = computes[ladder.sizes[-1]]
-    for target in ladder.targets:
-        if computes[target] > 4**MOST_BEYOND * largest * (1 + 1e-9):
-            times = f"{computes[target] / largest:.3g} times the FLOPs of {ladder.sizes[-1]}"
-            problem = f"{times}, expected at most {4**MOST_BEYOND:g} times"
-            raise ValueError(f"predict {target} has {problem}: add a size between")
+    target, largest = ladder.target, computes[ladder.sizes[-1]]
+    if target is not None and computes[target] > 4**MOST_BEYOND * largest * (1 + 1e-9):
+        times = f"{computes[target] / largest:.3g} times the FLOPs of {ladder.sizes[-1]}"
+        problem = f"{times}, expected at most {4**MOST_BEYOND:g} times"
+        raise ValueError(f"predict {target} has {problem}: add a size between")
 
 
 # ---- what is stored
@@ -197,7 +191,7 @@ def read_ladder(out: Path) -> tuple[Ladder, dict[str, float]]:
     Raises:
         ValueError: There is none, or it was changed.
     """
-    content = read_hashed(out / LADDER, _FILE, "ladder")
+    content = read_hashed(out / LADDER, _FILE, "a ladder")
     ladder = ladder_of(content["asked"], out / LADDER, "ladder")
     return dataclasses.replace(ladder, asked={**ladder.asked, "out": str(out)}), content["computes"]
 
@@ -209,7 +203,7 @@ def promise_of(ladder: Ladder, size: str) -> dict[str, Any] | None:
         ValueError: It was changed.
     """
     path = ladder.out / PROMISES / f"{size}.json"
-    return read_hashed(path, record(_PROMISE), "ladder") if path.exists() else None
+    return read_hashed(path, record(_PROMISE), "a ladder") if path.exists() else None
 
 
 def promised_sizes(ladder: Ladder) -> list[str]:

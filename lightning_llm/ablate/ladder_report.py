@@ -111,7 +111,7 @@ def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]
     sizes = {size: _report(ladder, size) for size in ladder.sizes}
     if left := [size for size, report in sizes.items() if not report["has_ended"]]:
         raise ValueError(f"{ladder.folder(left[0])} has not ended: lightning-llm ablate run {ladder.out} continues it")
-    target = ladder.targets[0]
+    target = str(ladder.target)
     predicted = predictions(sizes, computes, target, ladder.pairs)
     plans = {size: report["plan"] for size, report in sizes.items()}
     facts = {"size": target, "compute": computes[target], "pairs": ladder.pairs}

@@ -86,7 +86,7 @@ class Match(abc.ABC):
     def closeness(self, base: Facts, variant: Facts) -> float | None:
         """The variant's part of what is matched, as a ratio to the baseline's; ``None``: ``cost.json`` has it."""
 
-    def words(self, report: Facts) -> tuple[list[str], str]:
+    def closeness_in_words(self, report: Facts) -> tuple[list[str], str]:
         """How closely each variant of a report is matched, and the unit of these numbers."""
         rows = {name: row for name, row in report["variants"].items() if row["ratio"] is not None}
         solved = {name: "" if row["solved"] is None else f"{row['solved']}, " for name, row in rows.items()}
@@ -164,7 +164,7 @@ class Time(Match):
     def closeness(self, base: Facts, variant: Facts) -> None:
         """It is measured after the runs."""
 
-    def words(self, report: Facts) -> tuple[list[str], str]:
+    def closeness_in_words(self, report: Facts) -> tuple[list[str], str]:
         """How far training times may be apart; of a plan without intervals, what was measured after the runs."""
         within = {name: matched_within(row, report["baseline"]) for name, row in report["variants"].items()}
         shares = {name: math.ceil(1000 * share - 1e-9) / 1000 for name, share in within.items() if share is not None}

@@ -101,10 +101,7 @@ class Plan:
         Raises:
             ValueError: There is none, or plan or snapshot were changed after the start.
         """
-        if not (out / PLAN).is_file():
-            raise ValueError(f"{out} holds no {PLAN}: give the folder of an experiment of lightning-llm ablate run")
-        content = read_json(out / PLAN)
-        validate(content, _PLAN, out / PLAN)
+        content = read_hashed(out / PLAN, _PLAN, "an experiment")
         experiment = Experiment.in_plan(content, out / PLAN)
         names = [BASELINE, NULL, *experiment.variants]
         if differing := sorted({*names} ^ content["sides"].keys()):
@@ -112,8 +109,7 @@ class Plan:
         tuned_values = {name: content["sides"][name].get("tuned") for name in names if name != NULL}
         if experiment.tune and (wrong := [name for name, value in tuned_values.items() if value is None]):
             raise ValueError(f"{out / PLAN}: sides.{wrong[0]}.tuned is no number")
-        changed = [] if digest({k: v for k, v in content.items() if k != "hash"}) == content["hash"] else [out / PLAN]
-        changed += [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
+        changed = [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
         for name, arm in content["sides"].items():
             config = file_in(out / CONFIGS, f"{name}.yaml")
             with suppress(FileNotFoundError):
@@ -121,8 +117,7 @@ class Plan:
                     continue
             changed.append(config)
         if changed:
-            advice = "restore it, or begin an experiment in another folder"
-            raise ValueError(f"{changed[0]} was changed after the start: {advice}")
+            raise ValueError(was_changed(changed[0], "an experiment"))
         return cls(out, content, experiment)
 
     @cached_property
@@ -267,18 +262,23 @@ def read_hashed(path: Path, schema: Schema, noun: str) -> dict[str, Any]:
     Args:
         path: The file.
         schema: Of its content.
-        noun: Of what it describes, such as ``ladder``, for messages.
+        noun: Of what it describes, such as ``a ladder``, for messages.
 
     Raises:
         ValueError: There is none, or it was changed.
     """
     if not path.is_file():
-        raise ValueError(f"{path.parent} holds no {path.name}: give the folder of a {noun} of lightning-llm ablate")
+        raise ValueError(f"{path.parent} holds no {path.name}: give the folder of {noun} of lightning-llm ablate")
     content: dict[str, Any] = read_json(path)
     validate(content, schema, path)
     if digest({key: value for key, value in content.items() if key != "hash"}) != content["hash"]:
-        raise ValueError(f"{path} was changed after the start: restore it, or begin a {noun} in another folder")
+        raise ValueError(was_changed(path, noun))
     return content
+
+
+def was_changed(path: Path, noun: str) -> str:
+    """The error of a file that is not as it was frozen."""
+    return f"{path} was changed after the start: restore it, or begin {noun} in another folder"
 
 
 def file_hash(path: Path) -> str:

@@ -240,7 +240,7 @@ def _baseline(plan: Plan, results: Mapping[RunKey, Result], seed: int) -> Any:
 
 
 def _result(plan: Plan, run: RunKey, folder: Path) -> Result | None:
-    state = run_state(folder).words
+    state = run_state(folder).description
     if state == FINISHED:
         summary = read_summary(folder, NUMBERS)
         metric, loss = plan.experiment.metric, summary.get(plan.experiment.metric)

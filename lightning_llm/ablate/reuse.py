@@ -94,7 +94,7 @@ def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], t
 
 def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
     """Whether a run has finished, and was in this environment from its first step to its last."""
-    if folder.is_symlink() or run_state(folder).words != FINISHED:
+    if folder.is_symlink() or run_state(folder).description != FINISHED:
         return False
     summary = read_summary(folder, NUMBERS)
     return not executed_otherwise(summary, environment) and summary.get(VAL_LOSS) is not None
@@ -125,8 +125,8 @@ def link(plan: Plan, run: RunKey) -> bool:
     if source is None or folder.exists():
         return False
     path = file_in(plan.out.parent, source) / RUNS / str(run)
-    if path.is_symlink() or run_state(path).words != FINISHED:  # removed since the plan was frozen: it is trained again
-        return False
+    if path.is_symlink() or run_state(path).description != FINISHED:
+        return False  # removed since the plan was frozen: it is trained again
     with atomic_path(folder) as temporary:
         link_path(path, temporary)
         (temporary / LOCK).unlink(missing_ok=True)  # a lock on one name of a file would hold for the other

@@ -63,7 +63,7 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
     columns = ("true difference", "better or worse", "equivalent", "undecided", by_look, "pairs", "runs")
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     for expected in outlooks(design, spread.value):
-        shares = (expected.direction, expected.words[EQUIVALENT], expected.words[UNDECIDED])
+        shares = (expected.direction, expected.probabilities[EQUIVALENT], expected.probabilities[UNDECIDED])
         ended = "/".join(f"{100 * share:.0f}" for share in expected.ended.values())
         cells = (*(f"{share:.0%}" for share in shares), ended, f"{expected.pairs:.1f}")
         table.add_row(f"{expected.difference:g}", *cells, str(runs_of(experiment, expected)))
@@ -122,7 +122,7 @@ def warnings_of(design: Design, spread: float) -> list[str]:
         return [f"warning: a verdict takes at least {FEWEST} pairs"]
     if design.delta is None:
         return []
-    share = outlook(design, 0.0, spread).words[EQUIVALENT]
+    share = outlook(design, 0.0, spread).probabilities[EQUIVALENT]
     if share >= ENOUGH:
         return []
     advice = f"give more pairs, or a delta of about {_delta_for(design, spread):.2g}, which is reached in {ENOUGH:.0%}"
@@ -136,7 +136,7 @@ def _delta_for(design: Design, spread: float) -> float:
     for _ in range(12):
         middle = (low + high) / 2
         expected = outlook(Design(design.level, design.looks, middle, design.precision), 0.0, spread)
-        low, high = (low, middle) if expected.words[EQUIVALENT] >= ENOUGH else (middle, high)
+        low, high = (low, middle) if expected.probabilities[EQUIVALENT] >= ENOUGH else (middle, high)
     return high
 
 

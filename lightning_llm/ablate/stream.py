@@ -21,7 +21,7 @@ from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, PLAN_FIELDS, Experiment, experiment_of
 from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, standing
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, write_hashed
+from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, was_changed, write_hashed
 from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.ablate.results import Result, losses_of, run_seconds, trained
 from lightning_llm.ablate.words import bounds
@@ -106,7 +106,7 @@ class Stream:
         Raises:
             ValueError: There is none, or it was changed.
         """
-        content = read_hashed(out / STREAM, _FILE, "stream")
+        content = read_hashed(out / STREAM, _FILE, "a stream")
         verdicts: list[dict[str, Any]] = []
         unfinished: Path | None = None
         for folder in sorted((out / IDEAS).glob(f"*/{PLAN}")):
@@ -151,7 +151,7 @@ class Stream:
         if adopted := self.adopted:
             return Plan.read(self.folder(adopted[-1])).config(adopted[-1]["name"])
         if file_hash(self.out / FIRST) != self.content["first"]:
-            raise ValueError(f"{self.out / FIRST} was changed after the start: restore it, or begin another stream")
+            raise ValueError(was_changed(self.out / FIRST, "a stream"))
         return self.out / FIRST
 
     def refuse_changed(self, environment: Mapping[str, str], code: Mapping[str, Path]) -> None:
@@ -210,7 +210,7 @@ def begin(out: Path, content: Mapping[str, Any], baseline: Mapping[str, Any]) ->
 
 
 def _read_verdict(folder: Path) -> dict[str, Any]:
-    verdict = read_hashed(folder / VERDICT, _VERDICT, "stream")
+    verdict = read_hashed(folder / VERDICT, _VERDICT, "a stream")
     if folder.name != folder_of(verdict["place"], verdict["name"]):
         raise ValueError(f"{folder / VERDICT} is that of {shown(verdict['name'])}: restore it")
     if verdict["verdict"] == ADOPTED and (verdict["confirmation"] or {}).get("difference") is None:

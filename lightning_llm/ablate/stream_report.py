@@ -8,7 +8,7 @@ from typing import Any
 from lightning_llm.ablate import page
 from lightning_llm.ablate.report import UNITS
 from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream
-from lightning_llm.ablate.words import UNEQUAL, bounds, pairs_in_words, signed
+from lightning_llm.ablate.words import bounds, pairs_in_words, parameter_excess, signed
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
@@ -48,7 +48,7 @@ def _costs(verdict: Mapping[str, Any]) -> list[str]:
     """What the idea costs: its parameters if they differ, and its steps."""
     (base_count, count), (base_steps, steps) = verdict["parameters"], verdict["steps"]
     costs = [f"Same {verdict['match']}"]
-    if base_count and count and abs(count / base_count - 1) > UNEQUAL:
+    if parameter_excess(count, base_count):
         costs.append(f"{count:,} parameters instead of {base_count:,}")
     if steps != base_steps:
         costs.append(f"{steps:,} steps instead of {base_steps:,}")

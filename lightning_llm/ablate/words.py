@@ -253,7 +253,7 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
 def matched_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what that leaves out."""
     match = MATCHES[report["match"]]
-    matches, unit = match.words(report)
+    matches, unit = match.closeness_in_words(report)
     rule = f"{match.name} by {report['solved']}" if report["solved"] else match.name
     line = f"Matched: {rule} ({', '.join(matches)}{unit})." if matches else f"Matched: {rule}."
     return [line, match.caveat] if match.caveat else [line]
@@ -304,11 +304,16 @@ def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A line if the parameters of arms differ from the baseline's by more than 1%."""
     base, unequal = arms[BASELINE].get("parameters"), []
     for name, arm in arms.items():
-        count = arm.get("parameters") or base
-        if base and abs(count - base) > UNEQUAL * base:
-            unequal.append(f"{name} has {100 * abs(count / base - 1):.3g}% {'more' if count > base else 'fewer'}")
+        if share := parameter_excess(arm.get("parameters"), base):
+            unequal.append(f"{name} has {100 * abs(share):.3g}% {'more' if share > 0 else 'fewer'}")
     advice = f"--match parameters={ARCHITECTURE}intermediate_size makes them equal"
     return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
+
+
+def parameter_excess(count: int | None, base_count: int | None) -> float:
+    """By what share there are more parameters; 0 where they are as good as equal, or one number is not known."""
+    share = count / base_count - 1 if count and base_count else 0.0
+    return share if abs(share) > UNEQUAL else 0.0
 
 
 def tested_in_words(looks: Sequence[int]) -> str:

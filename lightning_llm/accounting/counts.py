@@ -15,7 +15,7 @@ import dataclasses
 from collections import Counter
 
 from lightning_llm.accounting import parts
-from lightning_llm.accounting.parts import Layers, kinds_of_layers, unlisted_parts
+from lightning_llm.accounting.parts import LayerGroup, layer_groups, unlisted_parts
 from lightning_llm.accounting.settings import UNMEASURED, Measured, MeasuredPart
 from lightning_llm.accounting.symbolic import Count
 from lightning_llm.model.config import ModelConfig
@@ -35,7 +35,7 @@ PARTS = ("embeddings", "attention", "mlp", "norms", "blocks", "head", "loss")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Dimensions:
     """All sizes of a model that formulas are written in."""
 
     vocab: Count
@@ -51,7 +51,7 @@ class Sizes:
     top_k: int | None
 
     @classmethod
-    def of(cls, config: ModelConfig, measured: Measured = UNMEASURED) -> "Sizes":
+    def of(cls, config: ModelConfig, measured: Measured = UNMEASURED) -> "Dimensions":
         """The sizes of a config.
 
         Raises:
@@ -104,14 +104,14 @@ def parameters_by_part(config: ModelConfig, measured: Measured = UNMEASURED) -> 
     a loss ``loss``.
 
     Raises:
-        ValueError: As in ``Sizes.of``.
+        ValueError: As in ``Dimensions.of``.
     """
     return {part: sum(terms.values()) for part, terms in parameter_terms(config, measured).items()}
 
 
 def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dict[str, dict[str, int]]:
     """The same, term by term: for each part the products that add up to it, written out, and their values."""
-    s = Sizes.of(config, measured)
+    s = Dimensions.of(config, measured)
     unlisted = unlisted_parts(config)
     terms: dict[str, list[Count]] = {part: [] for part in PARTS}
     terms["embeddings"].append(s.vocab * s.hidden)
@@ -119,8 +119,8 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
         terms["embeddings"].append(s.positions * s.hidden)
     if "position" in unlisted:
         terms["embeddings"].append(Count(measured["position"].parameters, "measured"))
-    for layers in kinds_of_layers(config):
-        for part, of_layers in _layer_terms(layers, layers.measured(measured)).items():
+    for group in layer_groups(config):
+        for part, of_layers in _layer_terms(group, group.measurements(measured)).items():
             terms[part] += of_layers
     terms["norms"].append(norm_elements(config, measured))
     if not config.tie_word_embeddings:
@@ -133,10 +133,10 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
     return {part: {count.formula: int(count) for count in counts} for part, counts in shown.items()}
 
 
-def _layer_terms(layers: Layers, measured: Measured) -> dict[str, list[Count]]:
-    """The parameters of layers that are alike, by part."""
-    config, unlisted = layers.config, unlisted_parts(layers.config)
-    s = dataclasses.replace(Sizes.of(config, measured), layers=Count(len(layers.indices), layers.letter))
+def _layer_terms(group: LayerGroup, measured: Measured) -> dict[str, list[Count]]:
+    """The parameters of all layers of a group, by part."""
+    config, unlisted = group.config, unlisted_parts(group.config)
+    s = dataclasses.replace(Dimensions.of(config, measured), layers=Count(len(group.indices), group.letter))
 
     def all_layers(kind: str) -> list[Count]:
         part = measured[kind]
@@ -154,7 +154,7 @@ def _layer_terms(layers: Layers, measured: Measured) -> dict[str, list[Count]]:
     return terms
 
 
-def _attention_terms(config: ModelConfig, s: Sizes) -> list[Count]:
+def _attention_terms(config: ModelConfig, s: Dimensions) -> list[Count]:
     terms = [
         s.layers * s.hidden * s.heads * s.head_dim * 2,  # q and o
         s.layers * s.hidden * s.kv_heads * s.head_dim * 2,  # k and v
@@ -164,7 +164,7 @@ def _attention_terms(config: ModelConfig, s: Sizes) -> list[Count]:
     return terms
 
 
-def _mlp_terms(config: ModelConfig, s: Sizes) -> list[Count]:
+def _mlp_terms(config: ModelConfig, s: Dimensions) -> list[Count]:
     widening = 2 if s.is_gated else 1  # matrices to the intermediate width
     terms = [s.layers * s.hidden * s.intermediate * (widening + 1)]
     if s.experts is not None:
@@ -179,9 +179,9 @@ def _mlp_terms(config: ModelConfig, s: Sizes) -> list[Count]:
 def block_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
     """Parameters of a block: the mean of layers that are alike, and the most of any such."""
     return max(
-        sum(int(term) for terms in _layer_terms(layers, layers.measured(measured)).values() for term in terms)
-        // len(layers.indices)
-        for layers in kinds_of_layers(config)
+        sum(int(term) for terms in _layer_terms(group, group.measurements(measured)).values() for term in terms)
+        // len(group.indices)
+        for group in layer_groups(config)
     )
 
 
@@ -195,18 +195,18 @@ def norm_elements(config: ModelConfig, measured: Measured = UNMEASURED) -> Count
 def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURED) -> int:
     """Parameters of the matrices of attention and MLP: the group ``hidden_matrices`` of ``optim.param_groups``."""
     return sum(
-        len(layers.indices) * _matrix_parameters(layers.config, layers.measured(measured))
-        for layers in kinds_of_layers(config)
+        len(group.indices) * _matrix_parameters(group.config, group.measurements(measured))
+        for group in layer_groups(config)
     )
 
 
 def _matrix_parameters(config: ModelConfig, measured: Measured) -> int:
     """Of one layer."""
-    s = Sizes.of(config, measured)
+    s = Dimensions.of(config, measured)
     unlisted = unlisted_parts(config)
     if "block" in unlisted:
         return measured["block"].matrices
-    sizes = {kind: sum(int(out * into) for out, into in layers.values()) for kind, layers in s.matrices().items()}
+    sizes = {kind: sum(int(out * into) for out, into in shapes.values()) for kind, shapes in s.matrices().items()}
     if s.experts:
         sizes["mlp"] = sizes["mlp"] * s.experts + s.hidden * s.experts
     sizes |= {kind: measured[kind].matrices for kind in sizes if kind in unlisted}
@@ -250,17 +250,17 @@ def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measure
         measured: Parts that the formulas do not know.
 
     Raises:
-        ValueError: As in ``Sizes.of``.
+        ValueError: As in ``Dimensions.of``.
     """
-    s = Sizes.of(config, measured)
+    s = Dimensions.of(config, measured)
     windows, levels = config.attention_windows, config.checkpoint_levels
     in_layers, recomputed = Counter[str](), 0
-    for layers in kinds_of_layers(config):
-        for (window, level), count in Counter((windows[layer], levels[layer]) for layer in layers.indices).items():
+    for group in layer_groups(config):
+        for (window, level), count in Counter((windows[layer], levels[layer]) for layer in group.indices).items():
             reach = min(context_length, window or context_length)
-            flops = layer_flops(layers.config, reach, layers.measured(measured))
+            flops = layer_flops(group.config, reach, group.measurements(measured))
             in_layers.update({name: count * number for name, number in flops.items()})
-            recomputed += tokens * count * _recomputed(layers.config, flops, level)
+            recomputed += tokens * count * _recomputed(group.config, flops, level)
     by_part = {
         "attention_projections": in_layers["qkv"] + in_layers["o"],
         "attention_scores": in_layers["scores"],
@@ -282,9 +282,9 @@ def layer_flops(config: ModelConfig, reach: int, measured: Measured = UNMEASURED
         reach: How many positions a token's attention computes scores for.
         measured: Parts that the formulas do not know. Those of a whole block count as attention.
     """
-    s = Sizes.of(config, measured)
+    s = Dimensions.of(config, measured)
     unlisted = unlisted_parts(config)
-    matrices = {name: shape for layers in s.matrices().values() for name, shape in layers.items()}
+    matrices = {name: shape for shapes in s.matrices().values() for name, shape in shapes.items()}
     flops = {name: 2 * int(out) * int(into) for name, (out, into) in matrices.items()}
     experts = s.top_k or 1  # of each token
     per_token = {
@@ -309,7 +309,7 @@ def _attention_flops(part: MeasuredPart, reach: int) -> dict[str, int]:
     return {"qkv": round(per_token), "scores": round(reach * per_pair), "o": 0}
 
 
-def _recomputed(config: ModelConfig, layer: dict[str, int], level: int) -> int:
+def _recomputed(config: ModelConfig, flops_of_layer: dict[str, int], level: int) -> int:
     """What backward recomputes in one block.
 
     Checkpointing stops at the last tensor that backward needs, the input of ``down`` or of ``o``. The memory-optimized
@@ -317,9 +317,11 @@ def _recomputed(config: ModelConfig, layer: dict[str, int], level: int) -> int:
     """
     is_block, mlp = config.recompute == "block", parts.KNOWN_MLPS.get(name_of(config.mlp))
     runs_to_end = mlp is not None and mlp.is_one_operator
-    flops = layer["mlp_in"] if level else 0  # inside the operator, also where the block around it is recomputed
+    flops = (
+        flops_of_layer["mlp_in"] if level else 0
+    )  # inside the operator, also where the block around it is recomputed
     if is_block or config.recompute == "mlp":
-        flops += layer["mlp_in"] + (layer["mlp_out"] if runs_to_end else 0)
+        flops += flops_of_layer["mlp_in"] + (flops_of_layer["mlp_out"] if runs_to_end else 0)
     if is_block or config.recompute == "attention":
-        flops += layer["qkv"] + layer["scores"]
-    return flops + (layer["o"] if is_block else 0)  # the MLP comes after it
+        flops += flops_of_layer["qkv"] + flops_of_layer["scores"]
+    return flops + (flops_of_layer["o"] if is_block else 0)  # the MLP comes after it

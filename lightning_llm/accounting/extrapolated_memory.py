@@ -155,8 +155,13 @@ def _all_layers(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
     return step_memory(config, settings)
 
 
+def levels_of(counts: Counts) -> list[int]:
+    """The level of each layer."""
+    return [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
+
+
 def _with_levels(config: ModelConfig, counts: Counts) -> ModelConfig:
-    levels = [level for level, count in zip(LEVELS, counts, strict=True) for _ in range(count)]
+    levels = levels_of(counts)
     return dataclasses.replace(config, num_hidden_layers=len(levels), checkpoint_level=levels)
 
 

@@ -110,8 +110,8 @@ IN_LAYERS = ("block", "attention", "mlp")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layers:
-    """The layers of a model that are alike.
+class LayerGroup:
+    """Layers of a model that are alike.
 
     Attributes:
         config: Of these layers.
@@ -128,7 +128,7 @@ class Layers:
         """What their number is called in formulas: L, or L with their first one where there are others."""
         return f"L{self.indices[0] + 1}" if self.prefix else "L"
 
-    def measured(self, of_model: Measured) -> Measured:
+    def measurements(self, of_model: Measured) -> Measured:
         """What was measured of their parts, by kind."""
         if not self.prefix:
             return of_model
@@ -136,14 +136,14 @@ class Layers:
         return {kind: part for kind, part in of_model.items() if kind in BUILT_IN and kind not in IN_LAYERS} | own
 
 
-def kinds_of_layers(config: ModelConfig) -> list[Layers]:
+def layer_groups(config: ModelConfig) -> list[LayerGroup]:
     """The layers of a model, by their configs; equal ones where the config has no ``layers``."""
     if config.layers is None:
-        return [Layers(config, list(range(config.num_hidden_layers)))]
-    kinds: dict[int, Layers] = {}
+        return [LayerGroup(config, list(range(config.num_hidden_layers)))]
+    groups: dict[int, LayerGroup] = {}
     for layer, of_layer in enumerate(config.layer_configs):
-        kinds.setdefault(id(of_layer), Layers(of_layer, [], f"layers[{layer}].")).indices.append(layer)
-    return list(kinds.values())
+        groups.setdefault(id(of_layer), LayerGroup(of_layer, [], f"layers[{layer}].")).indices.append(layer)
+    return list(groups.values())
 
 
 def norms_of_block(config: ModelConfig) -> Norms:
@@ -167,9 +167,9 @@ def parts_to_measure(config: ModelConfig) -> dict[str, str]:
     if config.layers is not None:
         of_model = {kind: name for kind, name in unlisted_parts(config).items() if kind not in IN_LAYERS}
         return of_model | {
-            layers.prefix + kind: name
-            for layers in kinds_of_layers(config)
-            for kind, name in parts_to_measure(layers.config).items()
+            group.prefix + kind: name
+            for group in layer_groups(config)
+            for kind, name in parts_to_measure(group.config).items()
             if kind in IN_LAYERS
         }
     names = {kind: name_of(getattr(config, kind)) for kind in BUILT_IN}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.accounting.estimate import RunConfig
+from lightning_llm.accounting.extrapolated_memory import LEVELS
 from lightning_llm.accounting.planner import DECISIONS, Planner, StepPlan, with_levels
 from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.units import shown_size
@@ -20,7 +21,7 @@ def described(plan: StepPlan) -> dict[str, Any]:
         **{OPTIONS.get(name, name): getattr(choice, name) for name in DECISIONS},
         "accumulation": plan.accumulation,
         "checkpoint_level": choice.checkpoint_level,
-        "layers_at_level": dict(zip(("2", "1", "0"), choice.counts, strict=True)),
+        "layers_at_level": dict(zip(map(str, LEVELS), choice.counts, strict=True)),
         "memory": dataclasses.asdict(plan.memory),
         "needed": plan.needed,
         "seconds": plan.time.seconds,

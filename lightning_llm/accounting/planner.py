@@ -18,7 +18,7 @@ from functools import cache
 from itertools import product
 
 from lightning_llm.accounting.counts import parameters_by_part
-from lightning_llm.accounting.extrapolated_memory import LEVELS, Counts, memory_by_depth
+from lightning_llm.accounting.extrapolated_memory import Counts, levels_of, memory_by_depth
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import MOST_ROWS, MemoryTrace, largest_fitting, too_little
 from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
@@ -81,7 +81,7 @@ class StepChoice:
     @property
     def checkpoint_level(self) -> int | list[int]:
         """As ``ModelConfig`` takes it: a number where all layers have the same."""
-        levels = [level for level, count in zip(LEVELS, self.counts, strict=True) for _ in range(count)]
+        levels = levels_of(self.counts)
         return levels[0] if len(set(levels)) == 1 else levels
 
 
@@ -117,7 +117,9 @@ class Planner:
         self.deepest = 0  # the highest level that the model can have
         if all(config.mlp == "memory_optimized_swiglu" for config in task.config.layer_configs):
             self.deepest = 2 if task.config.norm == "rmsnorm" and task.config.block != "post" else 1
-        self.step, self.memory, self.time = cache(self._step), cache(self._memory), cache(self._time)
+        self.step_of = cache(self._step)
+        self.memory_of = cache(self._memory)
+        self.time_of = cache(self._time)
         self._by_depth = cache(self._memory_by_depth)
         # the memory-optimized MLP has levels for what recomputing an MLP does
         recomputes: tuple[Recompute, ...] = ("none", "attention", "block")
@@ -125,7 +127,7 @@ class Planner:
             recomputes = ("none", "mlp", "attention", "block")
         decisions = product(self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies)
         choices = [StepChoice(*each, counts=(0, 0, task.config.num_hidden_layers)) for each in decisions]
-        self._choices = sorted(choices, key=lambda choice: self.time(choice).seconds)  # every layer at level 0
+        self._choices = sorted(choices, key=lambda choice: self.time_of(choice).seconds)  # every layer at level 0
 
     # -- what a choice takes ------------------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class Planner:
         )
 
     def _memory(self, choice: StepChoice) -> SharedMemory:
-        step = self.step(choice)
+        step = self.step_of(choice)
         trace = self._by_depth(choice.recompute, step.unshared)(choice.counts)
         memory = shared_memory(self.task.config, trace, step)
         self._tick()
@@ -150,36 +152,36 @@ class Planner:
         return memory_by_depth(dataclasses.replace(self.task.config, recompute=recompute), step)
 
     def _time(self, choice: StepChoice) -> StepTime:
-        return step_time(configured(self.task.config, choice), self.task.cost_model, self.step(choice))
+        return step_time(configured(self.task.config, choice), self.task.cost_model, self.step_of(choice))
 
     def needed(self, choice: StepChoice) -> int:
         """Bytes of each device, with what tensors do not get."""
-        return self.task.reserve.around(self.memory(choice).peak)
+        return self.task.reserve.around(self.memory_of(choice).peak)
 
     def plan(self, choice: StepChoice) -> StepPlan:
         """The choice with what it takes."""
-        accumulation = self.step(choice).accumulation
-        return StepPlan(choice, accumulation, self.memory(choice), self.needed(choice), self.time(choice))
+        accumulation = self.step_of(choice).accumulation
+        return StepPlan(choice, accumulation, self.memory_of(choice), self.needed(choice), self.time_of(choice))
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
-    def fastest(self, memory: float, allowed: Callable[[StepChoice], bool] = lambda choice: True) -> StepPlan | None:
-        """The choice of the least time that needs at most ``memory`` bytes; of equals the one that needs less.
+    def fastest(self, budget: float, allowed: Callable[[StepChoice], bool] = lambda choice: True) -> StepPlan | None:
+        """The choice of the least time that needs at most ``budget`` bytes; of equals the one that needs less.
 
         Args:
-            memory: Bytes of a device; ``inf`` for no limit.
+            budget: Bytes of a device; ``inf`` for no limit.
             allowed: Whether a choice may be taken; asked with every layer at level 0.
         """
         best: StepChoice | None = None
         max_rows: dict[StepChoice, int] = {}  # rows, by what else is chosen
         for choice in filter(allowed, self._choices):
-            if best is not None and self.time(choice).seconds > self.time(best).seconds:
+            if best is not None and self.time_of(choice).seconds > self.time_of(best).seconds:
                 break
             without_rows = dataclasses.replace(choice, rows=self.rows[0])
             if without_rows not in max_rows:
-                max_rows[without_rows] = self._most_rows(without_rows, memory)
+                max_rows[without_rows] = self._most_rows(without_rows, budget)
             if choice.rows <= max_rows[without_rows] or choice.rows == self.rows[-1]:
-                fitting = self._fitting(choice, memory)
+                fitting = self._fitting(choice, budget)
                 best = min([best, *fitting] if best else fitting, key=self._rank, default=None)
         return None if best is None else self.plan(best)
 
@@ -191,87 +193,87 @@ class Planner:
             if choice.rows in (self.rows[0], self.rows[-1])  # the whole batch has no gradients in forward
             for counts in self._extremes()
         ]
-        return self.plan(min(candidates, key=lambda choice: self.memory(choice).peak))
+        return self.plan(min(candidates, key=lambda choice: self.memory_of(choice).peak))
 
-    def frontier(self, memory: int) -> list[StepPlan]:
+    def frontier(self, budget: int) -> list[StepPlan]:
         """Plans for memories from the smallest that does to twice the given: less time for more memory."""
         low = self.smallest().needed
-        ratio = max(1.0, 2 * memory / low)
-        budgets = [low * ratio ** (step / (FRONTIER_POINTS - 1)) for step in range(FRONTIER_POINTS)]
+        ratio = max(1.0, 2 * budget / low)
+        others = [low * ratio ** (step / (FRONTIER_POINTS - 1)) for step in range(1, FRONTIER_POINTS)]
         plans: list[StepPlan] = []
-        for budget in sorted((low, *budgets[1:], memory)):
-            plan = self.fastest(budget)
+        for limit in sorted((low, *others, budget)):
+            plan = self.fastest(limit)
             if plan is not None and (not plans or plan.time.seconds < plans[-1].time.seconds):
                 plans.append(plan)
         return plans
 
-    def next_best(self, chosen: StepPlan, memory: float) -> dict[str, StepPlan | None]:
+    def next_best(self, chosen: StepPlan, budget: float) -> dict[str, StepPlan | None]:
         """For each decision the best plan that decides otherwise; ``None`` where nothing else fits."""
 
         def unlike(decision: str) -> Callable[[StepChoice], bool]:
             return lambda choice: getattr(choice, decision) != getattr(chosen.choice, decision)
 
         open_decisions = [name for name in DECISIONS if len({getattr(choice, name) for choice in self._choices}) > 1]
-        return {decision: self.fastest(memory, unlike(decision)) for decision in open_decisions}
+        return {decision: self.fastest(budget, unlike(decision)) for decision in open_decisions}
 
     def _rank(self, choice: StepChoice) -> tuple[float, int]:
-        return self.time(choice).seconds, self.memory(choice).peak
+        return self.time_of(choice).seconds, self.memory_of(choice).peak
 
-    def _fits(self, choice: StepChoice, memory: float) -> bool:
-        return self.needed(choice) <= memory
+    def _fits(self, choice: StepChoice, budget: float) -> bool:
+        return self.needed(choice) <= budget
 
-    def _most_rows(self, without_rows: StepChoice, memory: float) -> int:
+    def _most_rows(self, without_rows: StepChoice, budget: float) -> int:
         """The most rows, of those that need several micro-batches, that fit with any levels; 0 for none."""
 
         def fits(number: int) -> bool:
             choice = dataclasses.replace(without_rows, rows=self.rows[number - 1])
             by_levels = (dataclasses.replace(choice, counts=counts) for counts in reversed(self._extremes()))
-            return any(self._fits(choice, memory) for choice in by_levels)
+            return any(self._fits(choice, budget) for choice in by_levels)
 
         number = largest_fitting(fits, len(self.rows) - 1)
         return self.rows[number - 1] if number else 0
 
-    def _fitting(self, choice: StepChoice, memory: float) -> list[StepChoice]:
+    def _fitting(self, choice: StepChoice, budget: float) -> list[StepChoice]:
         """The levels that fit, those of the least time among them."""
-        if self._fits(choice, memory):
+        if self._fits(choice, budget):
             return [choice]
-        at_level_1 = self._counts_that_fit(lambda count: with_levels(choice, 0, count), memory) if self.deepest else []
+        at_level_1 = self._counts_that_fit(lambda count: with_levels(choice, 0, count), budget) if self.deepest else []
         fitting = [with_levels(choice, 0, count) for count in at_level_1[:1]]
-        return fitting + (self._fitting_at_level_2(choice, memory) if self.deepest == 2 else [])
+        return fitting + (self._fitting_at_level_2(choice, budget) if self.deepest == 2 else [])
 
-    def _fitting_at_level_2(self, choice: StepChoice, memory: float) -> list[StepChoice]:
+    def _fitting_at_level_2(self, choice: StepChoice, budget: float) -> list[StepChoice]:
         """The fewest layers at level 2, and more layers of which fewer are at level 2 where that may take less time."""
-        counts = self._counts_that_fit(lambda count: with_levels(choice, count, 0), memory)
+        counts = self._counts_that_fit(lambda count: with_levels(choice, count, 0), budget)
         fitting = [with_levels(choice, count, 0) for count in counts[:1]]
         for touched in counts:
-            least = min(self.time(each).seconds for each in fitting)
-            if self.time(with_levels(choice, 0, touched)).seconds >= least:
+            least = min(self.time_of(each).seconds for each in fitting)
+            if self.time_of(with_levels(choice, 0, touched)).seconds >= least:
                 break
-            fitting.append(self._fewest_at_level_2(choice, touched, memory))
+            fitting.append(self._fewest_at_level_2(choice, touched, budget))
         return fitting
 
-    def _fewest_at_level_2(self, choice: StepChoice, touched: int, memory: float) -> StepChoice:
+    def _fewest_at_level_2(self, choice: StepChoice, touched: int, budget: float) -> StepChoice:
         """So many layers at level 2 or 1, as few of them at level 2 as fit."""
 
         def split(deep: int) -> StepChoice:
             return with_levels(choice, deep, touched - deep)
 
-        return split(self._fewest(0, touched, split, memory))
+        return split(self._fewest(0, touched, split, budget))
 
-    def _counts_that_fit(self, with_count: Callable[[int], StepChoice], memory: float) -> Sequence[int]:
+    def _counts_that_fit(self, with_count: Callable[[int], StepChoice], budget: float) -> Sequence[int]:
         """From the fewest to the most layers that fit at a level, if the others are at level 0.
 
         The most are all, or all but the last, which is recomputed at the peak and so may need more.
         """
         layers = self.task.config.num_hidden_layers
         for most in (layers, layers - 1):
-            if most and self._fits(with_count(most), memory):
-                return range(self._fewest(1, most, with_count, memory), most + 1)
+            if most and self._fits(with_count(most), budget):
+                return range(self._fewest(1, most, with_count, budget), most + 1)
         return []
 
-    def _fewest(self, low: int, high: int, with_count: Callable[[int], StepChoice], memory: float) -> int:
+    def _fewest(self, low: int, high: int, with_count: Callable[[int], StepChoice], budget: float) -> int:
         """The smallest count that fits, if all larger ones do, ``high`` among them."""
-        return low + bisect.bisect_left(range(low, high), True, key=lambda n: self._fits(with_count(n), memory))
+        return low + bisect.bisect_left(range(low, high), True, key=lambda n: self._fits(with_count(n), budget))
 
     def _extremes(self) -> list[Counts]:
         """Levels among which are those of the least memory."""
@@ -308,13 +310,13 @@ def configured(config: ModelConfig, choice: StepChoice) -> ModelConfig:
     return dataclasses.replace(config, checkpoint_level=choice.checkpoint_level, recompute=choice.recompute)
 
 
-def choose(planner: Planner, memory: int) -> StepPlan:
+def choose(planner: Planner, budget: int) -> StepPlan:
     """The fastest plan.
 
     Raises:
         ValueError: Nothing fits; the message gives the smallest memory that fits.
     """
-    plan = planner.fastest(memory)
+    plan = planner.fastest(budget)
     if plan is None:
-        raise too_little(memory, planner.smallest().needed)
+        raise too_little(budget, planner.smallest().needed)
     return plan

@@ -9,9 +9,9 @@ seconds themselves are worth no more than the assumptions, which docs/accounting
 import dataclasses
 from functools import partial
 
-from lightning_llm.accounting.counts import Sizes, parameters_by_part, step_flops
+from lightning_llm.accounting.counts import Dimensions, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_precision
-from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, kinds_of_layers, norms_of_block, unlisted_parts
+from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, layer_groups, norms_of_block, unlisted_parts
 from lightning_llm.accounting.settings import Affine, MeasuredPart, StepSettings
 from lightning_llm.accounting.sharding import elements_outside_blocks
 from lightning_llm.accounting.symbolic import item_sizes
@@ -163,10 +163,10 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
         loss = LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * config.vocab_rows
     total, repeated_total = loss + _norm_passes(config, settings, itemsize)[1], 0.0
     levels = config.checkpoint_levels
-    for layers in kinds_of_layers(config):
-        of_layer = dataclasses.replace(settings, measured=layers.measured(settings.measured))
-        at_levels = [levels[index] for index in layers.indices]
-        layer, repeated = _layer_passes(layers.config, of_layer, itemsize, at_levels)
+    for group in layer_groups(config):
+        of_layer = dataclasses.replace(settings, measured=group.measurements(settings.measured))
+        at_levels = [levels[index] for index in group.indices]
+        layer, repeated = _layer_passes(group.config, of_layer, itemsize, at_levels)
         total, repeated_total = total + len(at_levels) * layer, repeated_total + repeated
     return total, repeated_total
 
@@ -180,7 +180,7 @@ def _norm_passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> 
 def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, levels: list[int]) -> Passes:
     """Those of one layer, and what all layers that are like it repeat."""
     recompute, measured = config.recompute, settings.measured
-    s = Sizes.of(config, measured)
+    s = Dimensions.of(config, measured)
     unlisted = {
         kind: _measured_passes(measured[kind], settings.context_length, itemsize)
         for kind in unlisted_parts(config)

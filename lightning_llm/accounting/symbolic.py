@@ -279,14 +279,14 @@ class Graph:
             backward: From the output's gradient and what was saved to the inputs' gradients; by default a new tensor
                 for each.
         """
-        sizes = [None if x is None else x.size for x in inputs]
+        input_sizes = [None if x is None else x.size for x in inputs]
         saved = [self.save(x) for x in saves if x is not None]
 
         def run(gradients: list[SymbolicTensor]) -> Gradients:
             held = [get() for get in saved]
             if backward is not None:
                 return backward(gradients[0], held)
-            return [None if size is None else self.new(*size) for size in sizes]
+            return [None if size is None else self.new(*size) for size in input_sizes]
 
         if any(x is not None and x.node is not None for x in inputs):
             out.node, out.slot = Node(self, run, inputs), 0

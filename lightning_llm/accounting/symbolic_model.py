@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from lightning_llm.accounting import parts
-from lightning_llm.accounting.counts import Sizes
+from lightning_llm.accounting.counts import Dimensions
 from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart, StepSettings
 from lightning_llm.accounting.symbolic import FLOAT32, INT64, Count, Gradients
 from lightning_llm.accounting.symbolic import SymbolicTensor as Tensor
@@ -31,8 +31,8 @@ class Layer:
 
     index: int
     config: ModelConfig
-    sizes: Sizes
-    measured: Measured
+    dimensions: Dimensions
+    measurements: Measured
     weights: dict[str, Any]
     window: int | None
     form: str
@@ -47,7 +47,7 @@ class SymbolicModel:
         settings: Of the step. With ``document_mask`` each row counts as one document, which needs the most.
 
     Raises:
-        ValueError: As in ``Sizes.of``, the context is too long for the model, or the attention is not covered.
+        ValueError: As in ``Dimensions.of``, the context is too long for the model, or the attention is not covered.
     """
 
     def __init__(self, config: ModelConfig, ops: Operators, settings: StepSettings) -> None:
@@ -56,8 +56,8 @@ class SymbolicModel:
         measured, to_measure = settings.measured, parts.parts_to_measure(config)
         if missing := [f"{kind} {name!r}" for kind, name in to_measure.items() if kind not in measured]:
             raise ValueError(f"{', '.join(missing)}: the memory cannot be computed from the config, only measured")
-        self.measured = {kind: measured[kind] for kind in to_measure if kind not in parts.IN_LAYERS}
-        s = self.s = Sizes.of(config, measured)
+        self.measurements = {kind: measured[kind] for kind in to_measure if kind not in parts.IN_LAYERS}
+        s = self.s = Dimensions.of(config, measured)
         self.batch, self.seq = Count(settings.rows, "B"), Count(settings.context_length, "T")
         if self.seq > s.positions:
             longer = f"context_length {int(self.seq)} is more than max_position_embeddings {s.positions}"
@@ -68,10 +68,10 @@ class SymbolicModel:
         self.embed_tokens = self._parameter(s.vocab * s.hidden)
         if config.position == "learned":
             self.embed_positions = self._parameter(s.positions * s.hidden)
-        self.roots = self._measured_weights(self.measured, *ROOTS)
-        kinds = {index: layers for layers in parts.kinds_of_layers(config) for index in layers.indices}
+        self.roots = self._measured_weights(self.measurements, *ROOTS)
+        groups = {index: group for group in parts.layer_groups(config) for index in group.indices}
         self.layers = [
-            self._layer(index, kinds[index], window) for index, window in enumerate(config.attention_windows)
+            self._layer(index, groups[index], window) for index, window in enumerate(config.attention_windows)
         ]
         self.norm = self._norm()
         head = self.embed_tokens if config.tie_word_embeddings else self._parameter(s.vocab * s.hidden)
@@ -87,8 +87,8 @@ class SymbolicModel:
         x = ops.embedding(self.embed_tokens, self.tokens * s.hidden)
         if self.config.position == "learned":
             x = ops.add(x, ops.embedding(self.embed_positions, num_positions * s.hidden))
-        if "position" in self.measured:
-            x = self._measured("position", self.measured["position"], x, self.roots["position"])
+        if "position" in self.measurements:
+            x = self._run_measured("position", self.measurements["position"], x, self.roots["position"])
         x = ops.dropout(x, self.config.dropout)
         cos_sin = self._cos_sin(num_positions)
         for layer in self.layers:
@@ -97,9 +97,9 @@ class SymbolicModel:
         hidden = self._normalize(x, self.norm)
         del x, cos_sin, positions
         self._enter("loss", LOSS)
-        if "loss" in self.measured:
-            return self._measured(
-                "loss", self.measured["loss"], hidden, [*self.roots["loss"], *filter(None, self.lm_head)]
+        if "loss" in self.measurements:
+            return self._run_measured(
+                "loss", self.measurements["loss"], hidden, [*self.roots["loss"], *filter(None, self.lm_head)]
             )
         if self.settings.loss_chunks == 0:
             return ops.cross_entropy(self._logits(hidden))
@@ -118,28 +118,29 @@ class SymbolicModel:
         return self.parameters[-1]
 
     def _norm(self) -> list[Tensor]:
-        if "norm" in self.measured:
-            return [self._parameter(Count(self.measured["norm"].parameters))]
+        if "norm" in self.measurements:
+            return [self._parameter(Count(self.measurements["norm"].parameters))]
         return [self._parameter(self.s.hidden) for _ in range(parts.KNOWN_NORMS[name_of(self.config.norm)].vectors)]
 
     def _measured_weights(self, measured: Measured, *kinds: str) -> dict[str, list[Tensor]]:
         """One parameter for all of each measured part."""
         return {kind: [self._parameter(Count(part.parameters))] for kind, part in measured.items() if kind in kinds}
 
-    def _layer(self, index: int, layers: parts.Layers, window: int | None) -> Layer:
-        config, measured = layers.config, layers.measured(self.settings.measured)
+    def _layer(self, index: int, group: parts.LayerGroup, window: int | None) -> Layer:
+        config, measured = group.config, group.measurements(self.settings.measured)
         measured = {kind: measured[kind] for kind in parts.parts_to_measure(config)}
+        dimensions = Dimensions.of(config, measured)
         return Layer(
             index=index,
             config=config,
-            sizes=(sizes := Sizes.of(config, measured)),
-            measured=measured,
-            weights=self._weights(config, sizes, measured),
+            dimensions=dimensions,
+            measurements=measured,
+            weights=self._weights(config, dimensions, measured),
             window=window,
             form=self._attention_form(window, measured),
         )
 
-    def _weights(self, config: ModelConfig, s: Sizes, measured: Measured) -> dict[str, Any]:
+    def _weights(self, config: ModelConfig, s: Dimensions, measured: Measured) -> dict[str, Any]:
         """Of a layer, by name."""
         weights: dict[str, Any] = self._measured_weights(measured, *parts.IN_LAYERS)
         if "block" in measured:
@@ -147,9 +148,9 @@ class SymbolicModel:
         names = [name for names in parts.norms_of_block(config).values() for name in names if name is not None]
         weights |= {name: self._norm() for name in names}
         has_bias = {"attention": config.attention_bias, "mlp": config.mlp_bias}
-        for kind, layers in s.matrices().items():
+        for kind, shapes in s.matrices().items():
             if kind not in measured:
-                for name, (out, into) in layers.items():
+                for name, (out, into) in shapes.items():
                     weights[name] = self._parameter(out * into), self._parameter(out) if has_bias[kind] else None
         if config.qk_norm and "attention" not in measured:
             weights |= {"q_norm": [self._parameter(s.head_dim)], "k_norm": [self._parameter(s.head_dim)]}
@@ -160,7 +161,7 @@ class SymbolicModel:
     def _checkpointed(self, part: str, function: Function, x: Tensor) -> Tensor:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
-    def _measured(
+    def _run_measured(
         self, kind: str, part: MeasuredPart, x: Tensor, weights: list[Tensor], window: int | None = None
     ) -> Tensor:
         """A part known by measurement alone; ``window``: of its attention."""
@@ -185,9 +186,9 @@ class SymbolicModel:
 
     def _block(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
         weights = layer.weights
-        if "block" in layer.measured:
+        if "block" in layer.measurements:
             self._enter("attention", ATTENTION, layer.index)
-            return self._measured("block", layer.measured["block"], x, weights["block"])
+            return self._run_measured("block", layer.measurements["block"], x, weights["block"])
         after_attention, after_mlp = parts.norms_of_block(self.config)["sums"]
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter("attention", RESIDUAL, layer.index)
@@ -204,21 +205,21 @@ class SymbolicModel:
         return x if name is None else self._normalize(x, weights[name])
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
-        if "norm" in self.measured:
-            return self._measured("norm", self.measured["norm"], x, weights)
+        if "norm" in self.measurements:
+            return self._run_measured("norm", self.measurements["norm"], x, weights)
         return parts.KNOWN_NORMS[name_of(self.config.norm)].run(self.ops, x, weights, self.tokens)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        config, weights, s = layer.config, layer.weights, layer.sizes
+        config, weights, s = layer.config, layer.weights, layer.dimensions
         level = config.checkpoint_levels[layer.index]
         before, after = parts.norms_of_block(config)["mlp"]
         if before is not None and level < 2:
             self._enter("mlp", NORMS, layer.index)
             x = self._normalize(x, weights[before])
         self._enter("mlp", MLP, layer.index)
-        run = None if "mlp" in layer.measured else parts.KNOWN_MLPS[name_of(config.mlp)].run
+        run = None if "mlp" in layer.measurements else parts.KNOWN_MLPS[name_of(config.mlp)].run
         if run is None:
-            out = self._measured("mlp", layer.measured["mlp"], x, weights["mlp"])
+            out = self._run_measured("mlp", layer.measurements["mlp"], x, weights["mlp"])
         else:
             norm = None if before is None or level < 2 else weights[before][0]
             out = run(self.ops, x, weights, (self.tokens, s.hidden, s.intermediate), level, norm)
@@ -248,15 +249,17 @@ class SymbolicModel:
             self._enter("attention", NORMS, layer.index)
             x = self._normalize(x, weights[before])
         self._enter("attention", ATTENTION, layer.index)
-        if "attention" in layer.measured:
-            out = self._measured("attention", layer.measured["attention"], x, weights["attention"], layer.window)
+        if "attention" in layer.measurements:
+            out = self._run_measured(
+                "attention", layer.measurements["attention"], x, weights["attention"], layer.window
+            )
         else:
             out = self._self_attention(layer, cos_sin if layer.config.position == "rope" else None, x)
         del x
         return self.ops.dropout(self._normed(after, out, weights), self.config.dropout)
 
     def _self_attention(self, layer: Layer, cos_sin: CosSin, x: Tensor) -> Tensor:
-        ops, s, weights, window, form = self.ops, layer.sizes, layer.weights, layer.window, layer.form
+        ops, s, weights, window, form = self.ops, layer.dimensions, layer.weights, layer.window, layer.form
         query = ops.linear(x, weights["q_proj"], self.tokens * s.heads * s.head_dim)
         key = ops.linear(x, weights["k_proj"], self.tokens * s.kv_heads * s.head_dim)
         value = ops.linear(x, weights["v_proj"], self.tokens * s.kv_heads * s.head_dim)
@@ -279,7 +282,9 @@ class SymbolicModel:
             mixed = ops.copy(mixed)  # transpose and flatten; free where the built-in attention got strided queries
         return ops.linear(mixed, weights["o_proj"], self.tokens * s.hidden)
 
-    def _short_attention(self, s: Sizes, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool) -> Tensor:
+    def _short_attention(
+        self, s: Dimensions, query: Tensor, key: Tensor, value: Tensor, *, is_contiguous: bool
+    ) -> Tensor:
         ops = self.ops
         is_grouped, is_strided = s.heads > s.kv_heads, s.heads > 1 and self.batch > 1
         if is_grouped:
@@ -296,7 +301,7 @@ class SymbolicModel:
         return ops.copy_gradient(out) if is_strided else out
 
     def _span_attention(
-        self, s: Sizes, query: Tensor, key: Tensor, value: Tensor, window: int | None, *, is_contiguous: bool
+        self, s: Dimensions, query: Tensor, key: Tensor, value: Tensor, window: int | None, *, is_contiguous: bool
     ) -> Tensor:
         ops = self.ops
         if s.heads > 1 and not is_contiguous:

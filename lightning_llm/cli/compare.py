@@ -18,7 +18,7 @@ from rich.table import Table
 from lightning_llm.ablate import comparison
 from lightning_llm.ablate.comparison import BITS, METRICS, Comparison, Effect, Group
 from lightning_llm.ablate.experiment import RECALL
-from lightning_llm.ablate.words import UNEQUAL, pairs_in_words, saved_in_words, simultaneous
+from lightning_llm.ablate.words import pairs_in_words, parameter_excess, saved_in_words, simultaneous
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
@@ -148,9 +148,9 @@ def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], 
         if group.tokenizer != base.tokenizer and not any(effect.metric == BITS for effect in its):
             lines.append(NO_BITS)
         lines += [escape(effect_text(effect)) for effect in its]
-        if group.parameters and base.parameters and abs(group.parameters - base.parameters) > UNEQUAL * base.parameters:
-            share = 100 * (group.parameters / base.parameters - 1)
-            lines.append(f"parameters are not equal: {group.parameters:,} versus {base.parameters:,} ({share:+.1f}%)")
+        if share := parameter_excess(group.parameters, base.parameters):
+            counts = f"{group.parameters:,} versus {base.parameters:,}"
+            lines.append(f"parameters are not equal: {counts} ({share:+.1%})")
         if group.steps and base.steps and group.steps != base.steps:
             steps = " versus ".join(", ".join(map(str, one.steps)) for one in (group, base))
             lines.append(f"steps are not equal: {steps}")

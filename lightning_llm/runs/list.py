@@ -62,7 +62,7 @@ def look_at(path: Path, folder: Path) -> ListedRun:
     """
     state, entries = run_state(path), list(_entries(path))
     is_held, loss = is_locked(path), state.val_loss
-    if state.words == FINISHED:
+    if state.description == FINISHED:
         with suppress(ValueError, OSError):  # a damaged summary
             loss = read_summary(path, ("val_loss",)).get("val_loss", loss)
     files = {(entry.st_dev, entry.st_ino): entry for _, entry in entries}.values()
@@ -70,7 +70,7 @@ def look_at(path: Path, folder: Path) -> ListedRun:
     is_inside = path.resolve() == folder.resolve() / path.relative_to(folder)  # and not behind a link
     return ListedRun(
         run=str(path),
-        state="trains" if is_held else state.words,
+        state="trains" if is_held else state.description,
         step=state.step,
         val_loss=loss,
         bytes=sum(512 * entry.st_blocks for entry in files),

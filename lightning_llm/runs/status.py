@@ -33,13 +33,13 @@ class RunState:
     """How a run ended, or that it still trains.
 
     Attributes:
-        words: ``finished``, or what :func:`unfinished` begins with.
+        description: ``finished``, or what :func:`unfinished` begins with.
         has_ended: Whether no process can be training, as far as its status tells.
         step: The last optimizer step that is known; ``None``: none.
         val_loss: Of the last validation that the status has, in nats per token.
     """
 
-    words: str
+    description: str
     has_ended: bool
     step: int | None
     val_loss: float | None
@@ -62,9 +62,9 @@ def write_status(run: Path, status: str, *, step: int, val_loss: float | None = 
 def unfinished(run: Path) -> str | None:
     """The status of a run without a result, in words; ``None`` if it has finished."""
     state = run_state(run)
-    if state.words == FINISHED:
+    if state.description == FINISHED:
         return None
-    words = state.words + ("; no checkpoint" if state.step is None else f"; step {state.step}")
+    words = state.description + ("; no checkpoint" if state.step is None else f"; step {state.step}")
     return words + ("" if state.val_loss is None else f", last validation loss {state.val_loss:.4f}")
 
 
@@ -76,10 +76,10 @@ def run_state(run: Path) -> RunState:
         validate(content, _STATUS, run / STATUS)
         facts = content
     is_finished = (run / SUMMARY).is_file() and facts.get("status") in (None, FINISHED)
-    words = FINISHED if is_finished else _how_it_ended(facts)
+    description = FINISHED if is_finished else _how_it_ended(facts)
     steps = [*map(step_of, step_files(run / CHECKPOINTS)), *([facts["step"]] if "step" in facts else [])]
-    has_ended = words in (FINISHED, KILLED) or facts.get("status") in ENDED_EARLY
-    return RunState(words, has_ended, max(steps, default=None), facts.get("val_loss"))
+    has_ended = description in (FINISHED, KILLED) or facts.get("status") in ENDED_EARLY
+    return RunState(description, has_ended, max(steps, default=None), facts.get("val_loss"))
 
 
 def _how_it_ended(facts: dict[str, Any]) -> str:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
-from lightning_llm.statistics.estimates import Array
+from lightning_llm.statistics.estimates import Array, student
 
 RATIOS = (0.25, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # ρ
 LEVEL = 0.9  # of the intervals
@@ -121,11 +121,12 @@ def predict(sizes: Sequence[AtSize], spread: SpreadBySize, target: float, pairs:
     means = np.array([size.mean for size in sizes])
     errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
     fits = sorted((fit_curve(x, means, errors, target - xs[0], ratio) for ratio in RATIOS), key=lambda fit: fit.misfit)
-    max_misfit = (len(sizes) - 2) * stats.f.isf(REJECTED, len(sizes) - 2, spread.freedom)
+    max_misfit = (len(sizes) - 2) * special.fdtri(len(sizes) - 2, spread.freedom, 1 - REJECTED)
     accepted, scale = [fit for fit in fits if fit.misfit <= max_misfit], 1.0
     if not accepted:
         accepted, scale = fits[:1], fits[0].misfit / (len(sizes) - 2)
-    quantile, own_variance = stats.t.isf((1 - LEVEL) / 2, spread.freedom), spread.at(target) ** 2 / pairs
+    quantile = float(student(1 - LEVEL, spread.freedom))
+    own_variance = spread.at(target) ** 2 / pairs
 
     def union(extra_variance: float) -> Interval:
         reaches = [(fit.mean, quantile * math.sqrt(scale * (fit.variance + extra_variance))) for fit in accepted]

@@ -25,16 +25,14 @@ class Outlook:
 
     Attributes:
         difference: The true one.
-        words: The probability of each verdict at the end.
+        probabilities: Of each verdict at the end.
         pairs: How many it takes on average.
-        half_width: Of the interval at the end, the median.
         ended: By each look, how likely it is that the comparison has ended there with what was asked for.
     """
 
     difference: float
-    words: dict[str, float]
+    probabilities: dict[str, float]
     pairs: float
-    half_width: float
     ended: dict[int, float]
 
     def longest(self, variants: int) -> float:
@@ -49,7 +47,7 @@ class Outlook:
     @property
     def direction(self) -> float:
         """The probability of ``better`` or ``worse``."""
-        return self.words[BETTER] + self.words[WORSE]
+        return self.probabilities[BETTER] + self.probabilities[WORSE]
 
 
 def outlook(design: Design, difference: float, sd: float) -> Outlook:
@@ -67,24 +65,22 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
         raise ValueError(f"the spread must be from {SPREADS[0]:g} to {SPREADS[1]:g}, got {sd:g}")
     rng = np.random.default_rng(0)
     sums = _Sums(0, np.zeros(PATHS), np.zeros(PATHS))
-    words = np.full(PATHS, _WORDS.index(UNDECIDED))
+    verdicts = np.full(PATHS, _WORDS.index(UNDECIDED))
     pairs = np.zeros(PATHS)
-    half_width = np.zeros(PATHS)
     is_open = np.ones(PATHS, dtype=bool)
     ended, reached = dict[int, float](), np.zeros(PATHS, dtype=bool)
     for look in design.looks:
         sums = sums.extended(rng, look - sums.pairs, difference, sd)
         mean, half = sums.interval(design)
-        word, has_ended = _read(design, mean - half, mean + half, look)
+        verdict, has_ended = _read(design, mean - half, mean + half, look)
         reached |= is_open & has_ended
         ended[look] = float(np.mean(reached))
         ends_here = is_open & (has_ended | (look == design.looks[-1]))
-        words[ends_here] = word[ends_here]
+        verdicts[ends_here] = verdict[ends_here]
         pairs[ends_here] = look
-        half_width[ends_here] = half[ends_here]
         is_open &= ~ends_here
-    shares = {word: float(np.mean(words == number)) for number, word in enumerate(_WORDS)}
-    return Outlook(difference, shares, float(pairs.mean()), float(np.median(half_width)), ended)
+    shares = {word: float(np.mean(verdicts == number)) for number, word in enumerate(_WORDS)}
+    return Outlook(difference, shares, float(pairs.mean()), ended)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +158,7 @@ def _read(design: Design, low: Any, high: Any, pairs: int) -> tuple[Any, Any]:
     delta = -math.inf if design.delta is None else design.delta
     is_enough = pairs >= FEWEST
     tests = [is_enough & test for test in ((-delta < low) & (high < delta), high < 0, low > 0)]
-    words = np.select(tests, [0, 1, 2], 3)
+    verdicts = np.select(tests, [0, 1, 2], 3)
     if design.precision is not None:
-        return words, is_enough & ((high - low) / 2 <= design.precision)
-    return words, words != _WORDS.index(UNDECIDED)
+        return verdicts, is_enough & ((high - low) / 2 <= design.precision)
+    return verdicts, verdicts != _WORDS.index(UNDECIDED)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_llm.accounting.parts import IN_LAYERS, Layers, kinds_of_layers, parts_to_measure
+from lightning_llm.accounting.parts import IN_LAYERS, LayerGroup, layer_groups, parts_to_measure
 from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart, weight_dtype
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.measure.meter import MemoryMeter
@@ -47,15 +47,15 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
         ValueError: A class cannot be imported or made.
     """
     dtype = getattr(torch, weight_dtype(precision))
-    owners = {layers.prefix + kind: (kind, layers) for layers in kinds_of_layers(config) for kind in IN_LAYERS}
-    of_model = Layers(config, [0])
+    owners = {group.prefix + kind: (kind, group) for group in layer_groups(config) for kind in IN_LAYERS}
+    of_model = LayerGroup(config, [0])
     return {
         name: _measured(*owners.get(name, (name, of_model)), precision, dtype, context_length)
         for name in parts_to_measure(config)
     }
 
 
-def _measured(kind: str, alike: Layers, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
+def _measured(kind: str, alike: LayerGroup, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
     seq = max(2, min(context_length, LONGEST_MEASURED)) if kind in IN_CONTEXT else 2 * TINY
     narrow, scale = _shrunk(kind, alike.config, seq)
     figures = _cases(kind, dataclasses.replace(alike, config=narrow), seq, precision, dtype)
@@ -79,7 +79,7 @@ def _measured(kind: str, alike: Layers, precision: str, dtype: torch.dtype, cont
     )
 
 
-def _cases(kind: str, alike: Layers, seq: int, precision: str, dtype: torch.dtype) -> list[dict[str, float]]:
+def _cases(kind: str, alike: LayerGroup, seq: int, precision: str, dtype: torch.dtype) -> list[dict[str, float]]:
     """The figures of one row and of two, and of one row of half the length, for the second of several layers."""
     config, first_index, second_index = alike.config, alike.indices[0], alike.indices[:2][-1]
     part, norm = _built(kind, config, second_index).to(dtype), _built("norm", config, 0).to(dtype)

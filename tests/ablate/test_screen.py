@@ -40,7 +40,7 @@ def experiment(looks=(4,), variants=("a",), **options):
 
 
 def test_the_runs_of_an_experiment_are_counted():
-    found = Outlook(0.0, {}, pairs=5.0, half_width=0.1, ended={4: 0.5, 8: 1.0})  # 4 or 8 pairs, as likely
+    found = Outlook(0.0, {}, pairs=5.0, ended={4: 0.5, 8: 1.0})  # 4 or 8 pairs, as likely
     assert runs_of(experiment((4, 8)), found) == 1 + 4 + 6 + 5  # again, null, baseline, variant
     assert runs_of(experiment((4, 8), ("a", "b")), found) == 1 + 4 + 7 + 2 * 5  # the baseline waits for the last one
     tuned = experiment((4, 8), tune=TUNE)
@@ -60,8 +60,8 @@ def test_a_design_that_can_reach_nothing_warns():
     (line,) = warnings_of(Design(0.05, (4,), delta=0.001), 0.01)
     assert "differ by less than delta 0.001 in only 0% of experiments: give more pairs, or a delta of about " in line
     delta = float(line.partition("a delta of about ")[2].partition(",")[0])
-    assert outlook(Design(0.05, (4,), delta=1.1 * delta), 0.0, 0.01).words["equivalent"] > screen.ENOUGH
-    assert outlook(Design(0.05, (4,), delta=0.9 * delta), 0.0, 0.01).words["equivalent"] < screen.ENOUGH
+    assert outlook(Design(0.05, (4,), delta=1.1 * delta), 0.0, 0.01).probabilities["equivalent"] > screen.ENOUGH
+    assert outlook(Design(0.05, (4,), delta=0.9 * delta), 0.0, 0.01).probabilities["equivalent"] < screen.ENOUGH
 
 
 def test_an_outlook_names_spread_and_tuning():

@@ -92,7 +92,7 @@ def test_a_plan_fits_when_run_and_the_next_larger_micro_batch_does_not(planned, 
     larger = [rows for rows in planner.rows if rows > chosen.choice.rows]
     if larger and chosen.choice.rows >= planned.global_batch_size // 4:
         more = dataclasses.replace(chosen.choice, rows=larger[0])
-        is_slower = planner.time(more).seconds >= chosen.time.seconds
+        is_slower = planner.time_of(more).seconds >= chosen.time.seconds
         assert is_slower or measured(planned, more) > budget
 
 
@@ -152,8 +152,8 @@ def everything(planner):
 def test_the_search_finds_what_trying_everything_finds(planned, share):
     planner = Planner(planned)
     budget = budget_within(planner, share)
-    fitting = [s for s in everything(planner) if planner.memory(s).peak <= budget]
-    assert planner.fastest(budget).time.seconds == min(planner.time(s).seconds for s in fitting)
+    fitting = [s for s in everything(planner) if planner.memory_of(s).peak <= budget]
+    assert planner.fastest(budget).time.seconds == min(planner.time_of(s).seconds for s in fitting)
 
 
 def test_trying_everything_with_several_processes():
@@ -168,8 +168,8 @@ def test_trying_everything_with_several_processes():
     planner = Planner(shared)
     for share in (0, 0.1, 0.3, 0.6):
         budget = budget_within(planner, share)
-        fitting = [s for s in everything(planner) if planner.memory(s).peak <= budget]
-        assert planner.fastest(budget).time.seconds == min(planner.time(s).seconds for s in fitting)
+        fitting = [s for s in everything(planner) if planner.memory_of(s).peak <= budget]
+        assert planner.fastest(budget).time.seconds == min(planner.time_of(s).seconds for s in fitting)
 
 
 @drawn(8)
@@ -250,7 +250,7 @@ def test_levels_are_only_for_models_whose_layers_all_have_them():
     optimized, mixed = model(), model(layers=[{"mlp": "gelu"}, {}])
     assert [Planner(task(config)).deepest for config in (optimized, mixed)] == [2, 0]
     smallest = Planner(task(mixed)).smallest()
-    whole = step_memory(configured(mixed, smallest.choice), Planner(task(mixed)).step(smallest.choice))
+    whole = step_memory(configured(mixed, smallest.choice), Planner(task(mixed)).step_of(smallest.choice))
     assert smallest.memory.peak == whole.peak
 
 

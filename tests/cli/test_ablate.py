@@ -294,7 +294,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     found = re.search(r"delta 0\.005 in only (\d+)% of experiments: .* a delta of about ([\d.]+)", warning)
     assert int(found[1]) < 10
     wider = outlook(Design(0.025, (8,), float(found[2])), 0.0, 0.008)
-    assert wider.words["equivalent"] == pytest.approx(0.8, abs=0.05)
+    assert wider.probabilities["equivalent"] == pytest.approx(0.8, abs=0.05)
 
 
 def test_power_of_a_pilot_is_that_of_its_own_experiment(folder, monkeypatch, capsys):

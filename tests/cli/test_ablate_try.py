@@ -267,7 +267,7 @@ def test_the_text_of_a_stream_stays_too(folder, trainer, capsys):
 def finished_at(stream):
     """When each run of a stream has written its result."""
     summaries = Path(stream).glob("ideas/*/runs/*/summary.json")
-    return {path: path.stat().st_mtime_ns for path in summaries if run_state(path.parent).words == FINISHED}
+    return {path: path.stat().st_mtime_ns for path in summaries if run_state(path.parent).description == FINISHED}
 
 
 @pytest.mark.slow

@@ -29,5 +29,5 @@ def test_a_run_is_in_the_folder_that_it_names_and_resumes_there(tiny, capsys, er
 def test_a_run_whose_loss_is_nan_has_diverged(tiny):
     with pytest.raises(SystemExit):
         tiny("fit", **NAMED, **{"model.optimizer": "SGD", "model.optimizer.lr": 1e30})
-    assert run_state(RUN).words.startswith("diverged (")
+    assert run_state(RUN).description.startswith("diverged (")
     assert run_state(RUN).has_ended

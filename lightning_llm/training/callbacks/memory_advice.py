@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_llm.accounting.counts import Sizes, hidden_matrix_parameters, step_flops
+from lightning_llm.accounting.counts import Dimensions, hidden_matrix_parameters, step_flops
 from lightning_llm.accounting.memory import StepMemory, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import StepSettings
@@ -186,7 +186,8 @@ def _muon(case: StepCase, work: int) -> Saving:
     config, step = case.config, case.step
     itemsize = item_sizes(step.precision)[0]
     saved_per_parameter = 2 * (step.state_itemsize or itemsize) - itemsize
-    shapes = [(min(shape), max(shape)) for layers in Sizes.of(config).matrices().values() for shape in layers.values()]
+    matrices = Dimensions.of(config).matrices().values()
+    shapes = [(min(shape), max(shape)) for shapes_of_part in matrices for shape in shapes_of_part.values()]
     extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
     note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
     extra_work = config.num_hidden_layers * extra / (step.rows * step.accumulation * work)
