@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.matching import ARCHITECTURE
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.training.metrics import BITS
 
-BITS_PER_BYTE = "bits_per_byte"
 FREE_DATA = ("num_workers", "micro_batch_size", "predict_prompts")  # change no batch
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
@@ -31,8 +31,8 @@ def refuse_unsuitable(base: Arm, metrics: Sequence[str]) -> None:
         raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
     if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):
         raise ValueError(f"the baseline has trainer.{switch}, which writes no run: leave it out")
-    if BITS_PER_BYTE in metrics and base.data.bytes_per_token is None:
-        raise ValueError(f"metric {BITS_PER_BYTE}: the token files are raw, so their bytes are not known: use val_loss")
+    if BITS in metrics and base.data.bytes_per_token is None:
+        raise ValueError(f"metric {BITS}: the token files are raw, so their bytes are not known: use val_loss")
     _ = base.steps  # it is known
 
 
@@ -57,8 +57,8 @@ def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str,
     has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
     advice = OTHER_BATCHES
     if set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
-        changed = [] if {*metrics} == {BITS_PER_BYTE} else changed
-        advice = f"losses per token cannot be compared: set metric: {BITS_PER_BYTE}, which the same text allows"
+        changed = [] if {*metrics} == {BITS} else changed
+        advice = f"losses per token cannot be compared: set metric: {BITS}, which the same text allows"
     yield from ((f"data.{name}", advice) for name in changed)
     for name in PAIRED:
         if base.options["trainer"].get(name) != arm.options["trainer"].get(name):

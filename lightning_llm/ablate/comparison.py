@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.experiment import RECALL
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.runs.event_files import read_curves
@@ -28,13 +27,11 @@ from lightning_llm.runs.options import SEEDS, identity
 from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
-from lightning_llm.training.metrics import MEMORY, PEAK, VAL_LOSS
+from lightning_llm.training.metrics import BITS, LOSSES, MEMORY, PEAK, VAL_LOSS
 
-LOSS, BITS, PEAK_MEMORY = VAL_LOSS, "bits_per_byte", "peak_memory_gib"
+PEAK_MEMORY = "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits
-    LOSS: ("validation loss", "nats/token", 4),
-    BITS: ("validation loss", "bits/byte", 4),
-    **{name: (name.replace("_", " "), "nats/token", 4) for name in RECALL},
+    **{name: (*title_and_unit, 4) for name, title_and_unit in LOSSES.items()},
     "seconds": ("time", "s", 1),
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
@@ -327,9 +324,9 @@ def effects(
             if not seeds:
                 raise ValueError(f"{group.name} and {baseline.name} are no pairs: {why}; leave out --paired")
     of_groups: list[list[Effect]] = [[] for _ in others]
-    units = [LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
+    units = [VAL_LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
     for metric in METRICS:
-        is_loss = metric in (LOSS, BITS, *RECALL)
+        is_loss = metric in LOSSES
         samples: dict[str, Sample] = {}
         bases: dict[str, list[float]] = {}
         for number, group in enumerate(others):
@@ -338,7 +335,7 @@ def effects(
                 seeds = partners[number][0] if is_loss else []
                 bases[str(number)] = values = baseline.values(metric, seeds)
                 samples[str(number)] = Sample(values, group.values(metric, seeds), is_paired=bool(seeds))
-        metric_delta = delta if metric == LOSS else None  # delta is in nats per token
+        metric_delta = delta if metric == VAL_LOSS else None  # delta is in nats per token
         for name, verdict in verdicts(samples, delta=metric_delta, variants=len(others)).items():
             seeds, why = partners[int(name)]
             note = "" if not is_loss else why if seeds else f"not paired: {why}"

@@ -20,10 +20,9 @@ from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
 from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe, one_of, record, validate, whole
 from lightning_llm.io.untrusted import file_name, printable, shown
 from lightning_llm.statistics.design import Design
-from lightning_llm.training.metrics import VAL_LOSS
+from lightning_llm.training.metrics import LOSSES
 
-RECALL = ("recall_loss", "other_loss")  # the parts of the loss, see data.bigrams; runs of earlier versions have none
-METRICS = (VAL_LOSS, "bits_per_byte", *RECALL)
+METRICS = tuple(LOSSES)
 LOOKS = (8, 12, 16)
 DELTA, ALPHA = 0.005, 0.05
 MOST_PAIRS = 1000
@@ -44,10 +43,6 @@ def _are_looks(value: object) -> bool:
     if not isinstance(value, list) or not 0 < len(value) <= MOST_LOOKS:
         return False
     return all(type(look) is int and 1 <= look <= MOST_PAIRS for look in value) and sorted(set(value)) == value
-
-
-def _are_metrics(value: object) -> bool:
-    return isinstance(value, list) and 0 < len(value) == len({*map(str, value)} & {*METRICS})
 
 
 def _are_factors(value: object) -> bool:
@@ -71,7 +66,10 @@ _NUMBER = check("a number above 0 and below a million", lambda value: type(value
 _ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
 _LOOKS = check(f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", _are_looks)
 _METRIC = check(f"{', '.join(METRICS[:-1])} or {METRICS[-1]}", lambda value: value in METRICS)
-_METRICS = check(f"different ones of {', '.join(METRICS)}", _are_metrics)
+_METRICS = check(
+    f"different ones of {', '.join(METRICS)}",
+    lambda value: isinstance(value, list) and 0 < len(value) == len({*map(str, value)} & {*METRICS}),
+)
 SECONDARY_METRICS = list_of(_METRIC, len(METRICS))
 _SEED = whole(0, LAST_SEED)
 _TUNE = {"option": _TUNED, "factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)}

@@ -12,7 +12,8 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import LAST_SEED, Experiment
-from lightning_llm.ablate.next_runs import Losses, RunKey, State
+from lightning_llm.ablate.next_runs import RunKey, State
+from lightning_llm.ablate.tuning import Losses
 from lightning_llm.io.schema import POSITIVE, Schema, check, record, whole
 from lightning_llm.statistics.stream import CONFIRMATION, LEAST, Decision, StreamRule
 

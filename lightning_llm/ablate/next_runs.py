@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.tuning import Tune, Tuned, tuning_of
+from lightning_llm.ablate.tuning import Losses, Tune, Tuned, tuning_of
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 
 
@@ -27,9 +27,6 @@ class RunKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name},seed={self.seed}"
-
-
-Losses = Mapping[RunKey, float | None]  # of the runs that have ended; None: it diverged
 
 
 class Added(NamedTuple):

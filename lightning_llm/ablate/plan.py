@@ -26,8 +26,8 @@ from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, SECONDARY_METRICS, Experiment
 from lightning_llm.ablate.idea import IDEA, Idea, idea_of, state_of_idea
 from lightning_llm.ablate.matching import FACTS
-from lightning_llm.ablate.next_runs import Added, Losses, RunKey, State, state_of
-from lightning_llm.ablate.tuning import Tune
+from lightning_llm.ablate.next_runs import Added, RunKey, State, state_of
+from lightning_llm.ablate.tuning import Losses, Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
 from lightning_llm.io.schema import (
     BOOL,

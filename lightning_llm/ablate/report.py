@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE, NULL
-from lightning_llm.ablate.experiment import METRICS, PLAN_FIELDS, Experiment
+from lightning_llm.ablate.experiment import PLAN_FIELDS, Experiment
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained
@@ -21,9 +21,8 @@ from lightning_llm.statistics.looks import RESERVE, RHO
 from lightning_llm.statistics.power import further_pairs
 from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.statistics.windows import window_error
-from lightning_llm.training.metrics import VAL_LOSS
+from lightning_llm.training.metrics import LOSSES, VAL_LOSS
 
-UNITS = {metric: "bits/byte" if metric == "bits_per_byte" else "nats/token" for metric in METRICS}
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
 TEXTS = ("store", "path", "corpus")  # of the data
@@ -51,8 +50,8 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "out": str(loaded.plan.out),
         **{field: content[field] for field in PLAN_FIELDS if field not in ("variants", "tune")},
         **{field: content[field] for field in OF_PLAN},
-        "unit": UNITS[experiment.metric],
-        "secondary": {metric: UNITS[metric] for metric in experiment.secondary},
+        "unit": LOSSES[experiment.metric].unit,
+        "secondary": {metric: LOSSES[metric].unit for metric in experiment.secondary},
         "interval": {"each": 1 - experiment.design.level, "together": 1 - experiment.alpha},
         "rule": {"reserve": RESERVE, "spending": RHO, "fewest_pairs": FEWEST},
         "has_ended": not loaded.state.needed,

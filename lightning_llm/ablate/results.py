@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.next_runs import Losses, RunKey, State
+from lightning_llm.ablate.next_runs import RunKey, State
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import INTERVAL
+from lightning_llm.ablate.tuning import Losses
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
@@ -18,13 +19,10 @@ from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_stat
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.statistics.windows import MOST_BLOCKS
-from lightning_llm.training.metrics import TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
+from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
 
 COST = "cost.json"
-NUMBERS = (
-    *(VAL_LOSS, "bits_per_byte", "recall_loss", "other_loss", TRAIN_LOSS_EVAL),
-    *("seconds", "peak_memory_gib", "steps", "tokens"),
-)
+NUMBERS = (*(*LOSSES, TRAIN_LOSS_EVAL, "seconds", "peak_memory_gib", "steps", "tokens"),)
 CURVES = (TRAIN_LOSS, VAL_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}

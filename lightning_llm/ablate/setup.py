@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
-from lightning_llm.ablate.comparability import BITS_PER_BYTE, refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.comparability import refuse_incomparable, refuse_unsuitable
 from lightning_llm.ablate.cost import TrainingSteps, flops_of
-from lightning_llm.ablate.experiment import RECALL, Experiment
+from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
 from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
@@ -34,6 +34,7 @@ from lightning_llm.measure.timer import num_threads
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
 from lightning_llm.training.initial_weights import read_initial_weights
+from lightning_llm.training.metrics import BITS, RECALL
 
 REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
 
@@ -254,7 +255,7 @@ def chance_of(arm: Arm, metric: str) -> float | None:
     if metric in RECALL:  # a model may be worse on one part of the tokens and train well
         return None
     nats = math.log(arm.architecture.vocab_size)
-    if metric != BITS_PER_BYTE:
+    if metric != BITS:
         return nats
     return None if arm.data.bytes_per_token is None else nats / math.log(2) / arm.data.bytes_per_token
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate import page
-from lightning_llm.ablate.report import UNITS
 from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream
 from lightning_llm.ablate.words import bounds, pairs_in_words, parameter_excess, signed
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
+from lightning_llm.training.metrics import LOSSES
 
 HEAD = ("idea", "verdict", "pairs", "difference", "95% interval")
 MORE = ("e-value", "threshold", "runs", "time of runs")  # on the page
@@ -25,7 +25,7 @@ _INTERVALS = (
 
 def lines_of(verdict: Mapping[str, Any]) -> list[str]:
     """A verdict in words, for the screen: what was decided comes first."""
-    unit = UNITS[verdict["metric"]]
+    unit = LOSSES[verdict["metric"]].unit
     lines = [f"{verdict['name']}: {verdict['verdict']} (place {verdict['place']} of the stream): {verdict['reason']}."]
     lines += [f"Because: {printable(verdict['because'])}"] if verdict["because"] else []
     lines.append(f"Difference {_difference(verdict)} {unit} after {pairs_in_words(verdict['pairs'])}.")

@@ -312,8 +312,9 @@ def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def parameter_excess(count: int | None, base_count: int | None) -> float:
     """By what share there are more parameters; 0 where they are as good as equal, or one number is not known."""
-    share = count / base_count - 1 if count and base_count else 0.0
-    return share if abs(share) > UNEQUAL else 0.0
+    if not count or not base_count or abs(count - base_count) <= UNEQUAL * base_count:
+        return 0.0
+    return count / base_count - 1
 
 
 def tested_in_words(looks: Sequence[int]) -> str:

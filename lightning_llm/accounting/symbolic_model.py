@@ -88,7 +88,7 @@ class SymbolicModel:
         if self.config.position == "learned":
             x = ops.add(x, ops.embedding(self.embed_positions, num_positions * s.hidden))
         if "position" in self.measurements:
-            x = self._run_measured("position", self.measurements["position"], x, self.roots["position"])
+            x = self._apply("position", self.measurements["position"], x, self.roots["position"])
         x = ops.dropout(x, self.config.dropout)
         cos_sin = self._cos_sin(num_positions)
         for layer in self.layers:
@@ -98,7 +98,7 @@ class SymbolicModel:
         del x, cos_sin, positions
         self._enter("loss", LOSS)
         if "loss" in self.measurements:
-            return self._run_measured(
+            return self._apply(
                 "loss", self.measurements["loss"], hidden, [*self.roots["loss"], *filter(None, self.lm_head)]
             )
         if self.settings.loss_chunks == 0:
@@ -161,7 +161,7 @@ class SymbolicModel:
     def _checkpointed(self, part: str, function: Function, x: Tensor) -> Tensor:
         return self.ops.checkpoint(function, x) if self.config.recompute == part else function(x)
 
-    def _run_measured(
+    def _apply(
         self, kind: str, part: MeasuredPart, x: Tensor, weights: list[Tensor], window: int | None = None
     ) -> Tensor:
         """A part known by measurement alone; ``window``: of its attention."""
@@ -188,7 +188,7 @@ class SymbolicModel:
         weights = layer.weights
         if "block" in layer.measurements:
             self._enter("attention", ATTENTION, layer.index)
-            return self._run_measured("block", layer.measurements["block"], x, weights["block"])
+            return self._apply("block", layer.measurements["block"], x, weights["block"])
         after_attention, after_mlp = parts.norms_of_block(self.config)["sums"]
         mixed = self._checkpointed("attention", partial(self._attention, layer, cos_sin), x)
         self._enter("attention", RESIDUAL, layer.index)
@@ -206,7 +206,7 @@ class SymbolicModel:
 
     def _normalize(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         if "norm" in self.measurements:
-            return self._run_measured("norm", self.measurements["norm"], x, weights)
+            return self._apply("norm", self.measurements["norm"], x, weights)
         return parts.KNOWN_NORMS[name_of(self.config.norm)].run(self.ops, x, weights, self.tokens)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class SymbolicModel:
         self._enter("mlp", MLP, layer.index)
         run = None if "mlp" in layer.measurements else parts.KNOWN_MLPS[name_of(config.mlp)].run
         if run is None:
-            out = self._run_measured("mlp", layer.measurements["mlp"], x, weights["mlp"])
+            out = self._apply("mlp", layer.measurements["mlp"], x, weights["mlp"])
         else:
             norm = None if before is None or level < 2 else weights[before][0]
             out = run(self.ops, x, weights, (self.tokens, s.hidden, s.intermediate), level, norm)
@@ -250,9 +250,7 @@ class SymbolicModel:
             x = self._normalize(x, weights[before])
         self._enter("attention", ATTENTION, layer.index)
         if "attention" in layer.measurements:
-            out = self._run_measured(
-                "attention", layer.measurements["attention"], x, weights["attention"], layer.window
-            )
+            out = self._apply("attention", layer.measurements["attention"], x, weights["attention"], layer.window)
         else:
             out = self._self_attention(layer, cos_sin if layer.config.position == "rope" else None, x)
         del x

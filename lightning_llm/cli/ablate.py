@@ -232,13 +232,14 @@ def _status(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     if (options.folder / STREAM).exists():
-        write_current(Stream.read(options.folder))
-        page = write_stream_report(Stream.read(options.folder))
-        _show_stream(Stream.read(options.folder))
+        stream = Stream.read(options.folder)
+        write_current(stream)
+        page = write_stream_report(stream)
+        _show_stream(stream)
         print(f"Written: {page}")
         return
-    is_ladder = (options.folder / LADDER).exists()
-    (write_ladder if is_ladder else ablate_run.write)(options.folder)
+    has_ladder = (options.folder / LADDER).exists()
+    (write_ladder if has_ladder else ablate_run.write)(options.folder)
 
 
 def _show_stream(stream: Stream) -> None:

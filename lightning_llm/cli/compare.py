@@ -16,13 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_llm.ablate import comparison
-from lightning_llm.ablate.comparison import BITS, METRICS, Comparison, Effect, Group
-from lightning_llm.ablate.experiment import RECALL
+from lightning_llm.ablate.comparison import METRICS, Comparison, Effect, Group
 from lightning_llm.ablate.words import pairs_in_words, parameter_excess, saved_in_words, simultaneous
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.statistics.verdict import Verdict
+from lightning_llm.training.metrics import BITS, RECALL
 
 MOST_COLUMNS = 5  # of options; more are combined in one
 MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it

@@ -54,10 +54,6 @@ def _positive(default: float) -> Any:
     return option(default, "above 0 and finite", is_positive)
 
 
-def _at_most(default: int, most: int) -> Any:
-    return dataclasses.field(default=default, metadata={"most": most})
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and options of a decoder-only transformer.
@@ -128,7 +124,7 @@ class ModelConfig:
     vocab_multiple_of: int = 1
     hidden_size: int = 256
     intermediate_size: int | None = None
-    num_hidden_layers: int = _at_most(4, MOST_LAYERS)
+    num_hidden_layers: int = dataclasses.field(default=4, metadata={"most": MOST_LAYERS})
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     head_dim: int | None = None

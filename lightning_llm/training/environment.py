@@ -71,13 +71,9 @@ def settings_of(trainer: Any, **others: Any) -> StepSettings:
     strategy = trainer.strategy
     device = "cuda" if strategy.root_device.type == "cuda" else "cpu"
     views = isinstance(strategy, DDPStrategy) and bool(strategy._ddp_kwargs.get("gradient_as_bucket_view"))
+    of_strategy: dict[str, Any] = {"strategy": getattr(strategy, "kind", "ddp"), "gradient_views": views}
     return StepSettings(
-        precision=str(trainer.precision),
-        device=device,
-        world_size=trainer.world_size,
-        gradient_views=views,
-        strategy=getattr(strategy, "kind", "ddp"),
-        **others,
+        precision=str(trainer.precision), device=device, world_size=trainer.world_size, **of_strategy, **others
     )
 
 

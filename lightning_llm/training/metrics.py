@@ -4,6 +4,8 @@ They are here for everything that writes, draws or compares them, without torch.
 before the slash.
 """
 
+from typing import NamedTuple
+
 TRAIN_LOSS = "train_loss"  # mean over the targets since the last entry, nats per token
 VAL_LOSS = "val_loss"
 TRAIN_LOSS_EVAL = "train_loss_eval"  # the training text, read like the validation text
@@ -14,6 +16,22 @@ VAL_OTHER_LOSS, VAL_RECALL_SHARE = "val_other_loss", "val_recall_share"  # of th
 LEARNING_RATE = "learning_rate"  # learning_rate/ and the name of a group, if model.groups or mup divide them
 GRAD_NORM = "grad_norm"
 AUXILIARY_LOSS = "auxiliary_loss"
+
+
+class Loss(NamedTuple):
+    """What a loss is, and its unit."""
+
+    title: str
+    unit: str
+
+
+# in ``summary.json``: ``compare`` and ``ablate`` compare them
+BITS, RECALL = "bits_per_byte", ("recall_loss", "other_loss")  # parts of the loss; runs of earlier versions have none
+LOSSES = {
+    VAL_LOSS: Loss("validation loss", "nats/token"),
+    BITS: Loss("validation loss", "bits/byte"),
+    **{name: Loss(name.replace("_", " "), "nats/token") for name in RECALL},
+}
 
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 STEP_SECONDS = "throughput/step_s"

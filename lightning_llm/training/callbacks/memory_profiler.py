@@ -92,7 +92,8 @@ class MemoryProfiler(Callback):
         self._folder = folder / f"rank-{trainer.global_rank}" if trainer.global_rank else folder
         self._writes, device = run is not None, trainer.strategy.root_device
         errors = []
-        if self._writes and not _is_writable(self._folder):
+        parent = existing_parent(self._folder)
+        if self._writes and not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
             errors.append(f"MemoryProfiler cannot write to {folder}: set another log directory")
         if self.snapshot_at is not None and device.type != "cuda":
             errors.append(
@@ -255,8 +256,3 @@ def is_compiled(module: nn.Module) -> bool:
         or getattr(part, "is_compiled", False)  # a block, or the transformer
         for part in module.modules()
     )
-
-
-def _is_writable(folder: Path) -> bool:
-    there = existing_parent(folder)
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
