@@ -39,7 +39,7 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def gpus() -> list[str]:
+def visible_gpus() -> list[str]:
     """The GPUs that workers may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
     import torch
 
@@ -47,26 +47,26 @@ def gpus() -> list[str]:
     return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
 
 
-def threads_for(accelerator: str, gpus: int, need_bytes: int, max_runs: int | None) -> int:
+def threads_for(accelerator: str, num_gpus: int, need_bytes: int, max_runs: int | None) -> int:
     """Threads of each run: the cores that a slot gets. On CPUs a slot is one core, or more if memory is short.
 
     Args:
         accelerator: ``cpu`` or ``cuda``.
-        gpus: How many there are.
+        num_gpus: How many there are.
         need_bytes: Host memory of a run.
         max_runs: The most runs at a time that the user wants.
     """
     available = len(cores())
-    threads = available // runs_at_a_time(1, accelerator, gpus, max_runs)
+    threads = available // runs_at_a_time(1, accelerator, num_gpus, max_runs)
     if accelerator == "cuda" or (memory := host_memory()) is None:
         return max(1, threads)
     fitting = max(1, int(MEMORY_SHARE * memory) // need_bytes)
     return max(threads, math.ceil(available / fitting))
 
 
-def runs_at_a_time(threads: int, accelerator: str, gpus: int, max_runs: int | None) -> int:
+def runs_at_a_time(threads: int, accelerator: str, num_gpus: int, max_runs: int | None) -> int:
     """How many runs of so many threads each have a slot; other arguments as in :func:`threads_for`."""
-    count = gpus if accelerator == "cuda" else len(cores()) // threads
+    count = num_gpus if accelerator == "cuda" else len(cores()) // threads
     return max(1, min(count, max_runs or count))
 
 

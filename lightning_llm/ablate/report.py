@@ -12,7 +12,7 @@ from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import PLAN_FIELDS, Experiment
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained
+from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained_here
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.schema import NUMBER, TEXT, by_name, maybe, open_record, validate
@@ -211,6 +211,6 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
     measured = loaded.cost or {}
     costs, planned = measured.get("sides", {}), loaded.plan.arms
     arms = {name: {**cost, "training_s": cost["step_s"] * planned[name]["steps"]} for name, cost in costs.items()}
-    runs = trained(loaded.plan, loaded.results)
+    runs = trained_here(loaded.plan, loaded.results)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
     return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": arms}

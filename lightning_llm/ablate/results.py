@@ -176,7 +176,7 @@ def load_experiment(out: str | Path) -> Loaded:
     return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))
 
 
-def trained(plan: Plan, results: Mapping[RunKey, Result]) -> list[Result]:
+def trained_here(plan: Plan, results: Mapping[RunKey, Result]) -> list[Result]:
     """The runs that this experiment has trained: not those of another one."""
     return [result for run, result in results.items() if not plan.is_reused(run)]
 

@@ -79,7 +79,7 @@ class Setup:
         # what decides whether a plan is of this experiment; the configs are those before anything is matched
         configs = {name: digest(arm.options) for name, arm in self.arms.items()}
         self._code = code_of({name: arm.options for name, arm in self.arms.items()})
-        self.asked = {**experiment.plan_fields, "asked_configs": configs, "code": code_hash(self._code)}
+        self.plan_identity = {**experiment.plan_fields, "asked_configs": configs, "code": code_hash(self._code)}
         self.earlier = list(earlier(Path(experiment.folder), configs[BASELINE], experiment.metric))
 
     def _arm(self, name: str, options: Mapping[str, Any]) -> Arm:
@@ -126,7 +126,7 @@ class Setup:
         need_bytes = TrainingSteps(self._arm(BASELINE, {})).run_bytes()
         threads = threads_for(accelerator, torch.cuda.device_count(), need_bytes, workers)
         self._match(threads)
-        content = {**self.asked, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
+        content = {**self.plan_identity, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
         content["configs"] = list(self.experiment.baseline)
         identities, tune = self._identities(threads), self.experiment.tune
         arms = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
@@ -165,7 +165,7 @@ class Setup:
 
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""
-        if difference := plan.differs(self.asked):
+        if difference := plan.differs(self.plan_identity):
             command = f"lightning-llm ablate run {shlex.quote(str(plan.out))}"
             advice = f"give another --name or --out, or finish this one as it is: {command}"
             other = "other" if difference in ("variants", "looks") else "another"

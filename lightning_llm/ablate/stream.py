@@ -23,7 +23,7 @@ from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, standi
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, was_changed, write_hashed
 from lightning_llm.ablate.ratios import INTERVAL
-from lightning_llm.ablate.results import Result, losses_of, run_seconds, trained
+from lightning_llm.ablate.results import Result, losses_of, run_seconds, trained_here
 from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.schema import (
@@ -305,7 +305,7 @@ def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "
         stopped: Why it ends, if the rule has no verdict yet.
     """
     idea, stand = idea_in(plan), _standing(plan, results)
-    own_results = trained(plan, results)
+    own_results = trained_here(plan, results)
     ((name, options),) = plan.experiment.variants.items()
     is_over = stand.decision.step in VERDICTS
     e_value = e_value_of([value for value in stand.counted if math.isfinite(value)])

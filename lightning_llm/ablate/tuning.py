@@ -102,7 +102,7 @@ class Tuned:
         vertices = [_vertex(values[neighbors], of_seed) for of_seed in zip(*by_seed[neighbors], strict=True)]
         return dataclasses.replace(tuned, vertex=_vertex(values[neighbors], losses[neighbors]), vertices=vertices)
 
-    def trained(self, losses: Sequence[float | None]) -> "Tuned":
+    def with_vertex(self, losses: Sequence[float | None]) -> "Tuned":
         """The same with the losses of the vertex, one per seed."""
         mean = _mean(losses)
         if mean is None or self.best_loss is None or mean >= self.best_loss:
@@ -156,7 +156,7 @@ def tuning_of(tune: Tune, arms: Sequence[str], losses: Losses) -> Tuning:
     if needed := _missing_runs(tune, vertices, seeds, losses):
         return Tuning(needed, {})
     for arm, (vertex,) in vertices.items():
-        tuned[arm] = tuned[arm].trained(_losses_at(tune, arm, vertex, seeds, losses))
+        tuned[arm] = tuned[arm].with_vertex(_losses_at(tune, arm, vertex, seeds, losses))
     return Tuning([], tuned)
 
 

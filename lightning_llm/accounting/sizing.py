@@ -67,7 +67,7 @@ MeasureParts = Callable[[ModelConfig], Measured]
 _Models = tuple[ModelConfig, ModelConfig]  # of the base, and of the size
 
 
-class Asked(NamedTuple):
+class SizeRequest(NamedTuple):
     """What a user asks for: size, tokens per parameter, whether text may repeat, and how many configs are the base."""
 
     size: int
@@ -76,7 +76,7 @@ class Asked(NamedTuple):
     base_configs: int
 
 
-def asked_in(contents: Sequence[Section], typed: Section) -> Asked | None:
+def size_request_in(contents: Sequence[Section], typed: Section) -> SizeRequest | None:
     """What configs, in their order, and the command line ask for; ``None``: no size.
 
     The configs up to the last one that has ``size`` are the base; if the command line has it, all of them are.
@@ -95,7 +95,7 @@ def asked_in(contents: Sequence[Section], typed: Section) -> Asked | None:
         raise ValueError(f"tokens_per_parameter must be a number above 0, got {shown(ratio)}")
     sized = [number for number, content in enumerate(contents, 1) if "size" in content]
     base_configs = sized[-1] if typed.get("size") is None else len(contents)
-    return Asked(parse_size(options["size"]), ratio, bool(options.get("repeat")), base_configs)
+    return SizeRequest(parse_size(options["size"]), ratio, bool(options.get("repeat")), base_configs)
 
 
 def parse_size(text: object) -> int:

@@ -84,7 +84,7 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
         jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
-    gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
+    gpus = local.visible_gpus() if plan.content["accelerator"] == "cuda" else []
     slots = local.slots(plan, gpus, workers)
     if (state := load_experiment(plan.out).state).needed:
         console.say(start_in_words(plan, state.looks, len(slots)))

@@ -19,7 +19,7 @@ from lightning_llm.ablate.matching import Flops, matches_in_words
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
-from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained
+from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.reuse import take_needed
 from lightning_llm.ablate.stream import (
     ADOPTED,
@@ -132,7 +132,7 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     if stream.place > MOST_IDEAS:
         raise ValueError(f"{stream.out} has {MOST_IDEAS} ideas: begin another stream")
     setup = _setup(stream, options)
-    asked = asked_of(setup.asked)
+    asked = asked_of(setup.plan_identity)
     if unfinished is not None:
         plan = Plan.read(unfinished)
         if asked_of(plan.content) != asked:
@@ -199,10 +199,10 @@ def _train(plan: Plan, workers: int | None, left_s: float) -> None:
     take_needed(plan)
     if not plan.state(losses_of(results_of(plan))).needed:
         return
-    gpus = local.gpus() if plan.content["accelerator"] == "cuda" else []
+    gpus = local.visible_gpus() if plan.content["accelerator"] == "cuda" else []
 
     def is_over(results: Mapping[RunKey, Result]) -> bool:
-        return run_seconds(trained(plan, results)) >= left_s
+        return run_seconds(trained_here(plan, results)) >= left_s
 
     local.run_workers(plan, local.slots(plan, gpus, workers), until=is_over)
 

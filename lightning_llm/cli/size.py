@@ -57,27 +57,27 @@ def with_sizing(
     contents = [read_config(Path(file)) if Path(file).is_file() else {} for file in configs_in(words)]
     own = {name: option_values(words, f"--{name}") for name in sizing.SIZE_OPTIONS}
     typed = {name: parse_yaml(values[-1]) for name, values in own.items() if values}
-    asked = sizing.asked_in(contents, typed | ({"repeat": True} if "--repeat" in words else {}))
+    request = sizing.size_request_in(contents, typed | ({"repeat": True} if "--repeat" in words else {}))
     rest = [word for word in words if word.partition("=")[0].removeprefix("--") not in sizing.SIZE_OPTIONS]
-    if asked is None:
+    if request is None:
         return rest, None
     if option_values(words, "--ckpt_path") and Path(configs_in(words)[-1]).name == CONFIG:
         raise ValueError("size is for a base config, and a run's own config has its size already: leave size out")
     files = [word for word in rest if word.partition("=")[0] in CONFIG_OPTIONS]
-    names = {name for content in contents[asked.base_configs :] for name in flat(content)}
+    names = {name for content in contents[request.base_configs :] for name in flat(content)}
     names |= {name for word in rest[1:] if word not in files for name in _typed(word)}
     resolved = resolve(rest)
     found = sizing.sizing_for(
-        resolve([rest[0], *files[: asked.base_configs]]),
-        asked.size,
-        asked.tokens_per_parameter,
+        resolve([rest[0], *files[: request.base_configs]]),
+        request.size,
+        request.tokens_per_parameter,
         given=sizing.given_options(resolved, names),
         measure=lambda config: measure_parts(config, "32-true", resolved["data"]["context_length"]),
     )
     say(f"lightning-llm {words[0]}: {found.in_words()}")
     # behind all others: none of them is one of these
     rest += [f"--{name}={json_text(value)}" for name, value in found.options.items()]
-    return rest, dataclasses.replace(found, limits_epochs=found.limits_epochs and not asked.repeat)
+    return rest, dataclasses.replace(found, limits_epochs=found.limits_epochs and not request.repeat)
 
 
 def _typed(word: str) -> list[str]:

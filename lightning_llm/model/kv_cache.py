@@ -149,7 +149,7 @@ class KVCache:
         """Set how many of the next positions each row has, up to :meth:`advance`; the rest of them is padding."""
         self._expected = list(lengths)
 
-    def own(self, new: int) -> Tensor | None:
+    def is_token(self, new: int) -> Tensor | None:
         """Which of the next ``new`` positions are no padding: (batch, new), bool; ``None``: all."""
         if self._expected is None or min(self._expected) == new:
             return None

@@ -50,7 +50,7 @@ class CrossEntropy(nn.Module):
         count = counted.sum().to(wide) if weights is None else weights.to(wide).where(counted, 0).sum()
         return self._losses(hidden, head, targets, weights, num_chunks, "sum"), count
 
-    def each(self, hidden: Tensor, head: nn.Module, targets: Tensor, num_chunks: int | None = None) -> Tensor:
+    def token_losses(self, hidden: Tensor, head: nn.Module, targets: Tensor, num_chunks: int | None = None) -> Tensor:
         """The loss of each target, (batch, seq), in float32 at least; 0 where it does not count."""
         return self._losses(hidden, head, targets, None, num_chunks, "none")
 

@@ -12,7 +12,7 @@ Every optimizer gets the same groups; the ``name`` of a group says what is in it
 labels its curves. So a factory that knows no model, such as jsonargparse's ``OptimizerCallable``, makes any optimizer:
 ``factory(param_groups(model))``, be it ``torch.optim.SGD``, our ``AdamW`` or ``MuonAdamW``.
 
-A :class:`GroupRule` divides these groups further: ``embeddings:embed_*`` are the embeddings that the pattern
+A :class:`GroupRule` divides these groups lr_pattern: ``embeddings:embed_*`` are the embeddings that the pattern
 ``embed_*`` matches. Its factors multiply what the optimizer has filled in, so
 :func:`apply_group_factors` follows the factory.
 """
@@ -77,7 +77,7 @@ def param_groups(
         decay_embeddings: Whether embeddings decay.
         heads: Names of the modules that turn hidden states into logits. They decay but are not hidden matrices.
         rules: For some parameters; the first that matches applies. Call :func:`apply_group_factors` with the optimizer.
-        lr_factors: By pattern, further factors of the learning rate, in addition to those of the rules; the first
+        lr_factors: By pattern, lr_pattern factors of the learning rate, in addition to those of the rules; the first
             pattern that matches applies. The weight decay is divided by it: what a step takes off stays the same.
 
     Raises:
@@ -92,16 +92,16 @@ def param_groups(
     by_pattern = {rule.pattern: rule for rule in rules}
 
     def division(param: nn.Parameter) -> tuple[str, str | None, str | None]:
-        group, *_ = names = labels[param]
-        return group, _first(by_pattern, names), _first(factors, names)
+        names = labels[param]
+        return names[0], _first(by_pattern, names), _first(factors, names)
 
     groups: list[ParamGroup] = []
     divided = group_by(labels, division).items()
-    for (name, pattern, further), params in sorted(divided, key=lambda item: list(decays).index(item[0][0])):
-        patterns = [used for used in (pattern, further) if used]
+    for (name, pattern, lr_pattern), params in sorted(divided, key=lambda item: list(decays).index(item[0][0])):
+        patterns = [used for used in (pattern, lr_pattern) if used]
         group: ParamGroup = {"params": params, "name": ":".join([name, *patterns])}
         rule = by_pattern[pattern] if pattern else GroupRule(pattern="*")
-        factor = factors[further] if further else 1.0
+        factor = factors[lr_pattern] if lr_pattern else 1.0
         decay = float(decays[name]) if rule.weight_decay_factor is None else rule.weight_decay_factor
         if patterns:
             group["lr_factor"] = rule.lr_factor * factor

@@ -230,7 +230,7 @@ def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: ParamGroup) -> T
         group: The options.
     """
 
-    def each(matrices: Tensor) -> Tensor:
+    def orthogonalized(matrices: Tensor) -> Tensor:
         is_tall = like.shape[0] > like.shape[1]
         dtype = _DTYPES.get(group["newton_schulz_dtype"]) or fastest_dtype(matrices.device)
         wide = matrices.mT if is_tall else matrices
@@ -239,7 +239,7 @@ def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: ParamGroup) -> T
 
     mesh = getattr(like, "device_mesh", replicas)
     if mesh is None:
-        return each(stack)
+        return orthogonalized(stack)
     from torch.distributed.tensor import DTensor, Replicate, Shard  # half a second, which only such runs wait for
 
     shape, by_matrix = torch.Size([len(stack), *like.shape]), [Shard(0)] * mesh.ndim
@@ -250,5 +250,5 @@ def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: ParamGroup) -> T
         raise ValueError(f"Muon takes whole matrices and shards of them, got a parameter with placements {by_row}")
     layout: dict[str, Any] = {"shape": shape, "stride": (shape[1] * shape[2], shape[2], 1), "run_check": False}
     whole = DTensor.from_local(stack, mesh, by_row, **layout).redistribute(placements=by_matrix)
-    done = DTensor.from_local(each(whole.to_local()).contiguous(), mesh, by_matrix, **layout)
+    done = DTensor.from_local(orthogonalized(whole.to_local()).contiguous(), mesh, by_matrix, **layout)
     return done.redistribute(placements=by_row).to_local()

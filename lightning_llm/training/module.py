@@ -183,7 +183,7 @@ class LanguageModel(LightningModule):
     def token_losses(self, batch: Batch) -> Tensor:
         """Cross-entropy of each target in nats, (batch, seq), float32; 0 where it does not count. For evaluation."""
         hidden, head = self._hidden(batch), self.transformer.lm_head
-        return CrossEntropy(self.architecture).each(hidden, head, batch["targets"], self.loss_chunks)
+        return CrossEntropy(self.architecture).token_losses(hidden, head, batch["targets"], self.loss_chunks)
 
     def _mean(self, objective: nn.Module, batch: Batch, weighted: bool = False) -> tuple[Tensor, Tensor]:
         hidden, head = self._hidden(batch), self.transformer.lm_head

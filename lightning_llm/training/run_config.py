@@ -15,7 +15,14 @@ from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, Measured, StepSettings, weight_dtype
-from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, asked_in, given_options, sizing_for, with_options
+from lightning_llm.accounting.sizing import (
+    SIZE_OPTIONS,
+    Sizing,
+    given_options,
+    size_request_in,
+    sizing_for,
+    with_options,
+)
 from lightning_llm.io.config_file import (
     MOST,
     Section,
@@ -137,26 +144,26 @@ def _sized(
 ) -> tuple[Section, Sizing | None, float | None]:
     """The configs with what ``size`` sets, what that is, and the epochs of the run, if its store exists."""
     typed = {name: getattr(options, name) for name in SIZE_OPTIONS if getattr(options, name) not in (None, False)}
-    asked = asked_in(contents, typed)
+    request = size_request_in(contents, typed)
     raw = {name: value for name, value in raw.items() if name not in SIZE_OPTIONS}
-    if asked is None:
+    if request is None:
         return raw, None, None
     base: Section = {"data": {"context_length": CONTEXT_LENGTH, "global_batch_size": GLOBAL_BATCH_SIZE}}
-    base = functools.reduce(merged, contents[: asked.base_configs], base)
+    base = functools.reduce(merged, contents[: request.base_configs], base)
     context_length = whole_of(raw, "data.context_length", CONTEXT_LENGTH)
     known = {"model.architecture.vocab_size": _architecture(raw, options, source).vocab_size}
     found = sizing_for(
         with_options(base, known),
-        asked.size,
-        asked.tokens_per_parameter,
-        given=given_options(raw, [name for content in contents[asked.base_configs :] for name in flat(content)]),
+        request.size,
+        request.tokens_per_parameter,
+        given=given_options(raw, [name for content in contents[request.base_configs :] for name in flat(content)]),
         measure=lambda config: _measured(config, "32-true", context_length),
     )
     from lightning_llm.data.find_store import train_tokens_of
 
     raw = with_options(raw, found.options)
     train_tokens = train_tokens_of(section_of(raw, "data"))
-    if train_tokens and not asked.repeat and (fault := found.epoch_fault(train_tokens)):
+    if train_tokens and not request.repeat and (fault := found.epoch_fault(train_tokens)):
         raise ValueError(fault)
     return raw, found, found.tokens / train_tokens if train_tokens else None
 

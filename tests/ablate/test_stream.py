@@ -7,7 +7,7 @@ import yaml
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import digest
-from lightning_llm.ablate.results import results_of, run_seconds, trained
+from lightning_llm.ablate.results import results_of, run_seconds, trained_here
 from lightning_llm.ablate.stream import (
     CURRENT,
     FIRST,
@@ -141,9 +141,9 @@ def test_a_verdict_has_no_loss_of_a_seed(stream):
 
 def test_the_time_of_runs_leaves_out_those_of_other_ideas(stream):
     plan = stream(0.1)
-    assert run_seconds(trained(plan, results_of(plan))) == len(results_of(plan)) == 8
+    assert run_seconds(trained_here(plan, results_of(plan))) == len(results_of(plan)) == 8
     (plan.run_dir(next(iter(results_of(plan)))) / "reused_from").write_text("0001-a\n")
-    assert run_seconds(trained(plan, results_of(plan))) == 7
+    assert run_seconds(trained_here(plan, results_of(plan))) == 7
 
 
 def test_the_same_idea_is_found_and_another_one_is_not(stream, tmp_path):

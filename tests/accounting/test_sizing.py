@@ -9,7 +9,14 @@ import torch
 
 from lightning_llm.accounting import sizing as module
 from lightning_llm.accounting import step_flops
-from lightning_llm.accounting.sizing import asked_in, given_options, parse_size, size_name, sizing_for, with_options
+from lightning_llm.accounting.sizing import (
+    given_options,
+    parse_size,
+    size_name,
+    size_request_in,
+    sizing_for,
+    with_options,
+)
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -233,17 +240,17 @@ def test_more_than_four_epochs_are_refused_with_the_largest_size_that_fits():
 
 def test_the_last_config_with_a_size_ends_the_base():
     contents = [{"size": "25k", "tokens_per_parameter": 3}, {"size": "50k"}, {"repeat": True}]
-    assert asked_in(contents, {}) == (50_000, 3, True, 2)
-    assert asked_in(contents, {"size": "1M"}) == (1_000_000, 3, True, 3)
-    assert asked_in(contents, {"repeat": True, "tokens_per_parameter": 4}) == (50_000, 4, True, 2)
-    assert asked_in([*contents, {"size": None, "tokens_per_parameter": None, "repeat": None}], {}) is None
-    assert asked_in([{}], {"size": 5000}) == (5000, 10.0, False, 1)
+    assert size_request_in(contents, {}) == (50_000, 3, True, 2)
+    assert size_request_in(contents, {"size": "1M"}) == (1_000_000, 3, True, 3)
+    assert size_request_in(contents, {"repeat": True, "tokens_per_parameter": 4}) == (50_000, 4, True, 2)
+    assert size_request_in([*contents, {"size": None, "tokens_per_parameter": None, "repeat": None}], {}) is None
+    assert size_request_in([{}], {"size": 5000}) == (5000, 10.0, False, 1)
     for typed, problem in (({"repeat": True}, "repeat needs size"), ({"tokens_per_parameter": 2}, "needs size")):
         with pytest.raises(ValueError, match=problem):
-            asked_in([{}], typed)
+            size_request_in([{}], typed)
     for ratio in (0, -1, math.inf, math.nan, "x", True):
         with pytest.raises(ValueError, match="a number above 0"):
-            asked_in([], {"size": "1M", "tokens_per_parameter": ratio})
+            size_request_in([], {"size": "1M", "tokens_per_parameter": ratio})
 
 
 def test_the_page_has_every_source_of_the_table():

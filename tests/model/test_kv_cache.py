@@ -73,15 +73,15 @@ def test_a_layer_may_hold_anything_by_name():
 
 def test_a_state_is_of_any_length_and_zero_for_an_empty_row():
     cache = cache_of(2)
-    assert cache.own(3) is None
+    assert cache.is_token(3) is None
     cache.state(1, "state", (3,), torch.float32).fill_(5.0)
     cache.set_lengths([4, 0])
     assert cache.state(1, "state", (3,), torch.float32).tolist() == [[5] * 3, [0] * 3]
     assert cache.row(0).state(1, "state", (3,), torch.float32).tolist() == [[0] * 3]  # it begins again
     cache.expect([3, 1])
-    assert cache.own(3).tolist() == [[True] * 3, [True, False, False]]
+    assert cache.is_token(3).tolist() == [[True] * 3, [True, False, False]]
     cache.advance(3)
-    assert cache.own(3) is None
+    assert cache.is_token(3) is None
 
 
 def test_what_does_not_fit_is_refused():

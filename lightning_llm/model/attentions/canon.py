@@ -39,8 +39,8 @@ class CausalConvolution(nn.Conv1d):
             seen = F.pad(x, (0, 0, before, 0))  # (batch, before + seq, channels)
         else:
             state = context.cache.state(self.layer, self.name, (before, x.shape[-1]), x.dtype)
-            seen, own = torch.cat((state, x), dim=1), context.cache.own(seq)
-            ends = torch.full((1, 1), seq, device=x.device) if own is None else own.sum(dim=1, keepdim=True)
+            seen, is_token = torch.cat((state, x), dim=1), context.cache.is_token(seq)
+            ends = torch.full((1, 1), seq, device=x.device) if is_token is None else is_token.sum(dim=1, keepdim=True)
             rows = torch.arange(len(x), device=x.device)[:, None]
             state.copy_(seen.detach()[rows, ends + torch.arange(before, device=x.device)])
         out = weight[:, before] * x

@@ -70,8 +70,8 @@ class GatedDeltaNet(nn.Module):
         state, cache = None, context.cache
         if cache is not None:
             state = cache.state(self.layer, "state", (self.heads, self.head_dim, self.head_dim), wide)
-            if (own := cache.own(x.shape[1])) is not None:  # padding neither fades nor corrects
-                strength, log_decay = strength * own[:, None], log_decay * own[:, None]
+            if (is_token := cache.is_token(x.shape[1])) is not None:  # padding neither fades nor corrects
+                strength, log_decay = strength * is_token[:, None], log_decay * is_token[:, None]
         start = None if context.spans is None else context.spans.start
         with torch.autocast(x.device.type, enabled=False):
             query, key = F.normalize(query, dim=-1) * self.head_dim**-0.5, F.normalize(key, dim=-1)
@@ -122,13 +122,14 @@ def gated_delta_rule(
     for first in range(0, seq, chunk):
         part = slice(first, first + chunk)
         q, k, v, beta = query[:, :, part], key[:, :, part], value[:, :, part], strength[:, :, part, None]
-        g, begin, own = log_decay[:, :, part].cumsum(dim=-1), start[:, None, part, None], position[part]
-        seen = (own <= own[:, None]) & (own >= begin)  # (batch, 1, chunk, chunk)
+        g = log_decay[:, :, part].cumsum(dim=-1)
+        begin, places = start[:, None, part, None], position[part]
+        seen = (places <= places[:, None]) & (places >= begin)  # (batch, 1, chunk, chunk)
         fade = (g[..., :, None] - g[..., None, :]).masked_fill(~seen, -math.inf).exp()
         old = g.exp()[..., None] * (begin < max(first, 1))  # what is left of the state before the chunk
         system = (beta * (k @ k.mT) * fade).tril(-1)
-        known = beta * (v - (old * k) @ state)
-        corrected = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+        right_side = beta * (v - (old * k) @ state)
+        corrected = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
         outputs.append((old * q) @ state + ((q @ k.mT) * fade) @ corrected)
         state = old[:, :, -1:] * state + (fade[:, :, -1, :, None] * k).mT @ corrected
     return torch.cat(outputs, dim=2), state
