@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from lightning_llm.ablate.arm import Arm
-from lightning_llm.ablate.matching import ARCHITECTURE
+from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.training.metrics import BITS
 
@@ -50,7 +50,7 @@ def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str,
     """Each option that makes the losses incomparable, and what to do about it."""
     for name in OF_INITIAL_VALUES:
         if getattr(base.architecture, name) != getattr(arm.architecture, name):
-            yield f"{ARCHITECTURE}{name}", OTHER_VALUES
+            yield f"{ARCHITECTURE_PREFIX}{name}", OTHER_VALUES
     base_data, data = base.options["data"], arm.options["data"]
     names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
     changed = [name for name in names if base_data.get(name) != data.get(name)]

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.runs.event_files import read_curves
-from lightning_llm.runs.names import EVENTS, THREADS, Run, descriptions, find_runs, made_different, option_columns
+from lightning_llm.runs.event_files import EVENT_FILES, read_curves
+from lightning_llm.runs.names import THREADS, Run, descriptions, find_runs, made_different, option_columns
 from lightning_llm.runs.options import SEEDS, identity
 from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
@@ -360,7 +360,7 @@ def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Ha
 
 
 def _peak_in_curves(run: Path) -> float | None:
-    if not any(run.glob(EVENTS)):
+    if not any(run.glob(EVENT_FILES)):
         return None
     curves = read_curves(run, lambda name: name.startswith(MEMORY) and name.endswith(PEAK))
     return max((value for curve in curves.values() for _, value in curve), default=None)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES, Tokens, matches_in_words
+from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Tokens, matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
 from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe, one_of, record, validate, whole
@@ -58,7 +58,7 @@ _NAME = check(
 )
 _TUNED = check(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
-    lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith(ARCHITECTURE),
+    lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith(ARCHITECTURE_PREFIX),
 )
 _FACTORS = check("at least three increasing numbers above 0, each at least 1% above the one before", _are_factors)
 _OPTIONS = check("options by dotted name", has_names)
@@ -92,7 +92,7 @@ def _parsed(match: Any) -> tuple[str, str | None]:
         return "", None
     ((name, settings),) = match.items()
     option = settings.get("option") if isinstance(settings, dict) and len(settings) == 1 else None
-    is_of_model = isinstance(option, str) and option.startswith(ARCHITECTURE)
+    is_of_model = isinstance(option, str) and option.startswith(ARCHITECTURE_PREFIX)
     return name, option if is_of_model and name in MATCHES and MATCHES[name].is_solved else None
 
 

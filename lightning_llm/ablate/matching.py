@@ -27,7 +27,7 @@ from lightning_llm.io.schema import POSITIVE, Schema, whole
 from lightning_llm.io.untrusted import shown
 from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
-STEPS, SCHEDULE, ARCHITECTURE = "trainer.max_steps", "model.schedule", "model.architecture."
+MAX_STEPS, SCHEDULE, ARCHITECTURE_PREFIX = "trainer.max_steps", "model.schedule", "model.architecture."
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 _LARGEST = 64  # times the option's value, where a solution is looked for
 _TIMES = " times the baseline's"
@@ -190,7 +190,7 @@ class Parameters(Match):
     def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
         """The option is set."""
         assert solved is not None
-        return Matched({solved: _solve(solved.removeprefix(ARCHITECTURE), base, variant)})
+        return Matched({solved: _solve(solved.removeprefix(ARCHITECTURE_PREFIX), base, variant)})
 
     def closeness(self, base: Facts, variant: Facts) -> float:
         return float(variant["parameters"] / base["parameters"])
@@ -210,7 +210,9 @@ def facts_of(arm: Arm, matched: Matched) -> dict[str, Any]:
 
 def matches_in_words() -> str:
     """The rules, as a command line has them."""
-    return ", ".join(f"{rule.name}={ARCHITECTURE}NAME" if rule.is_solved else rule.name for rule in MATCHES.values())
+    return ", ".join(
+        f"{rule.name}={ARCHITECTURE_PREFIX}NAME" if rule.is_solved else rule.name for rule in MATCHES.values()
+    )
 
 
 def matched_within(row: Facts, base: Facts) -> float | None:
@@ -245,7 +247,7 @@ def scaled_options(match: str, arm: Arm, steps: int, scale: float) -> dict[str, 
     if scaled == steps:
         return {}
     schedule = arm.model.schedule
-    options = {STEPS: scaled}
+    options = {MAX_STEPS: scaled}
     if schedule is None:
         return options  # the default follows the run
     if type(schedule) in SCHEDULES.values():
@@ -254,7 +256,7 @@ def scaled_options(match: str, arm: Arm, steps: int, scale: float) -> dict[str, 
         return options | {f"{SCHEDULE}.init_args.{name}": value for name, value in new_steps.items()}
     if counts := _counts(arm):
         advice = f"give shares of the total_steps that Schedule.factor gets, or use match: {Tokens.name}"
-        raise ValueError(f"match: {match} changes {STEPS} of {arm.name}, but {counts} would not follow: {advice}")
+        raise ValueError(f"match: {match} changes {MAX_STEPS} of {arm.name}, but {counts} would not follow: {advice}")
     return options
 
 
@@ -291,9 +293,9 @@ def _solve(option: str, base: Arm, variant: Arm) -> int:
     if type(start) is not int:
         option_names = [field.name for field in dataclasses.fields(config)]
         close = get_close_matches(option, option_names, 1)
-        hint = f"; did you mean {ARCHITECTURE}{close[0]}?" if close and option not in option_names else ""
+        hint = f"; did you mean {ARCHITECTURE_PREFIX}{close[0]}?" if close and option not in option_names else ""
         problem = "is no whole number that can be solved for" if option in option_names else "does not exist"
-        raise ValueError(f"match: parameters: {ARCHITECTURE}{option} {problem}{hint}")
+        raise ValueError(f"match: parameters: {ARCHITECTURE_PREFIX}{option} {problem}{hint}")
 
     def count(value: int) -> int | None:
         try:
@@ -310,6 +312,6 @@ def _solve(option: str, base: Arm, variant: Arm) -> int:
     distance, nearest = min(distances, default=(math.inf, 0))
     if distance > CLOSE:
         advice = f"; the nearest is {nearest}, {distance:.1%} off" if distances else ""
-        which = f"{ARCHITECTURE}{option} of {variant.name}"
+        which = f"{ARCHITECTURE_PREFIX}{option} of {variant.name}"
         raise ValueError(f"match: parameters: no {which} gives {target:,}{advice}")
     return nearest

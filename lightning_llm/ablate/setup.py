@@ -20,7 +20,7 @@ from lightning_llm.ablate.cost import TrainingSteps, flops_of
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
 from lightning_llm.ablate.local import threads_for
-from lightning_llm.ablate.matching import MATCHES, STEPS, Matched, facts_of
+from lightning_llm.ablate.matching import MATCHES, MAX_STEPS, Matched, facts_of
 from lightning_llm.ablate.options import command_line_of, flat_options
 from lightning_llm.ablate.outlay import Outlay, outlay_of
 from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
@@ -159,9 +159,8 @@ class Setup:
 
     def outlay(self, workers: int | None) -> Outlay:
         """What the runs take: counted, and from a few timed steps of the baseline."""
-        experiment, base = self.experiment, self.arms[BASELINE]
-        is_tuned, spare = experiment.tune is not None, self._arm(BASELINE, {})
-        return outlay_of(base, spare, experiment.most_runs(), workers, is_tuned=is_tuned)
+        runs, is_tuned = self.experiment.most_runs(), self.experiment.tune is not None
+        return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers, is_tuned=is_tuned)
 
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""
@@ -180,7 +179,7 @@ class Setup:
             matched = [f"{option}." for option in plan.arms[name].get("matched", {})]
             for option in sorted(old_options.keys() | new_options.keys()):
                 old, new = (shown(options.get(option)) for options in (old_options, new_options))
-                is_matched = option in (STEPS, plan.experiment.solved) and name != BASELINE
+                is_matched = option in (MAX_STEPS, plan.experiment.solved) and name != BASELINE
                 is_matched |= any(prefix.startswith(f"{option}.") for prefix in matched)  # options of a class are one
                 if old != new and not is_matched:
                     return f"another {option} of {titled(name)} ({old}, now {new})"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.matching import ARCHITECTURE, MATCHES
+from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
@@ -306,7 +306,7 @@ def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, arm in arms.items():
         if share := parameter_excess(arm.get("parameters"), base):
             unequal.append(f"{name} has {100 * abs(share):.3g}% {'more' if share > 0 else 'fewer'}")
-    advice = f"--match parameters={ARCHITECTURE}intermediate_size makes them equal"
+    advice = f"--match parameters={ARCHITECTURE_PREFIX}intermediate_size makes them equal"
     return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
 
 

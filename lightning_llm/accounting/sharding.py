@@ -74,7 +74,9 @@ def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSetting
         peak = live[point] + state + in_buckets
         buckets = 0 if has_views else in_buckets
         return SharedMemory(trace.parameters, trace.gradients, state, buckets, 0, peak, point.in_words())
-    root, head_and_norm = elements_outside_blocks(config, measured), _head_and_norm(config, measured)
+    root = elements_outside_blocks(config, measured)
+    untied = dataclasses.replace(config, tie_word_embeddings=False)  # the head counts, tied or not
+    head_and_norm = parameters_by_part(untied, measured)["head"] + norm_elements(config, measured)
     block = block_elements(config, measured)
     share, state = -(-elements * storage // world_size), -(-state // world_size)
     blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
@@ -103,9 +105,3 @@ def elements_outside_blocks(config: ModelConfig, measured: Measured) -> int:
     """Parameters outside the blocks: embeddings, final norm, head."""
     counts = parameters_by_part(config, measured)
     return counts["embeddings"] + counts["head"] + counts.get("loss", 0) + norm_elements(config, measured)
-
-
-def _head_and_norm(config: ModelConfig, measured: Measured) -> int:
-    """Of head and final norm, whether the head is tied or not."""
-    untied = dataclasses.replace(config, tie_word_embeddings=False)
-    return parameters_by_part(untied, measured)["head"] + norm_elements(config, measured)

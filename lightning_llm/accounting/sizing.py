@@ -76,7 +76,7 @@ class SizeRequest(NamedTuple):
     base_configs: int
 
 
-def size_request_in(contents: Sequence[Section], typed: Section) -> SizeRequest | None:
+def request_in(contents: Sequence[Section], typed: Section) -> SizeRequest | None:
     """What configs, in their order, and the command line ask for; ``None``: no size.
 
     The configs up to the last one that has ``size`` are the base; if the command line has it, all of them are.

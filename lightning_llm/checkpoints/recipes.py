@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from lightning_llm import optim
 from lightning_llm.checkpoints.schema import is_plain_value
 from lightning_llm.io.untrusted import prefixed
-from lightning_llm.optim.catalog import OPTIMIZERS as KNOWN_OPTIMIZERS
+from lightning_llm.optim.catalog import OPTIMIZERS
 from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
 Recipe = dict[str, Any]
@@ -31,15 +31,15 @@ def _by_path(classes: Iterable[Any]) -> dict[str, Any]:
 
 
 _OF_TORCH = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
-_OWN = [getattr(optim, path.rpartition(".")[2]) for path in KNOWN_OPTIMIZERS if path.startswith("lightning_llm.")]
-OPTIMIZERS = _by_path([*_OF_TORCH, *_OWN])
+_OWN = [getattr(optim, path.rpartition(".")[2]) for path in OPTIMIZERS if path.startswith("lightning_llm.")]
+RESTORABLE_OPTIMIZERS = _by_path([*_OF_TORCH, *_OWN])
 
 
 def optimizer_recipe(optimizer: Optimizer) -> Recipe:
     """The class of an optimizer, and the arguments in its ``defaults``."""
     accepted = inspect.signature(type(optimizer)).parameters
     arguments = {name: value for name, value in optimizer.defaults.items() if name in accepted}
-    return _recipe(optimizer, OPTIMIZERS, arguments if is_plain_value(arguments) else None)
+    return _recipe(optimizer, RESTORABLE_OPTIMIZERS, arguments if is_plain_value(arguments) else None)
 
 
 def schedule_recipe(schedule: Any) -> Recipe | None:
@@ -79,7 +79,7 @@ def known_optimizer(recipe: Recipe) -> Callable[..., Optimizer] | None:
     Raises:
         ValueError: The class does not accept the arguments.
     """
-    cls = OPTIMIZERS.get(recipe["class_path"])
+    cls = RESTORABLE_OPTIMIZERS.get(recipe["class_path"])
     if cls is None or "init_args" not in recipe:
         return None
     factory: Callable[..., Optimizer] = partial(cls, **recipe["init_args"])

@@ -19,8 +19,8 @@ from typing import Any
 from lightning_llm.cli.process import interrupts
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.untrusted import check_regular
-from lightning_llm.runs.event_files import event_files
-from lightning_llm.runs.names import EVENTS, find_runs, run_names
+from lightning_llm.runs.event_files import EVENT_FILES, event_files
+from lightning_llm.runs.names import find_runs, run_names
 
 HOST = "127.0.0.1"
 RELOAD_S = 5.0  # as TensorBoard's own
@@ -40,7 +40,7 @@ def run_dashboard(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
     check_port(options.port)
     say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
-    runs = find_runs(options.runs, EVENTS, "no TensorBoard events in it (was another logger set?)", say)
+    runs = find_runs(options.runs, EVENT_FILES, "no TensorBoard events in it (was another logger set?)", say)
     with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
             names = {Path(folder, name): run.path for run, name in zip(runs, run_names(runs), strict=True)}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Found = Mapping[str, list["Finding"]]  # by precision
 
-ARCHITECTURE, ALL, BASE = "model.architecture.", "all", "base"
+ARCHITECTURE_PREFIX, ALL, BASE = "model.architecture.", "all", "base"
 
 
 class Vary(NamedTuple):
@@ -44,8 +44,8 @@ class Vary(NamedTuple):
 
 
 VARIES = {  # and any other option of the architecture
-    f"{ARCHITECTURE}checkpoint_level": Vary((0, 1, 2)),
-    f"{ARCHITECTURE}recompute": Vary(("mlp", "attention", "block")),
+    f"{ARCHITECTURE_PREFIX}checkpoint_level": Vary((0, 1, 2)),
+    f"{ARCHITECTURE_PREFIX}recompute": Vary(("mlp", "attention", "block")),
     "model.loss_chunks": Vary((0, 1, 3), "loss_chunks", more=None),
     "data.micro_batch_size": Vary((1, 3), "micro_batch", more=(2, 4)),
     "trainer.precision": Vary(("32-true", "bf16-true", "bf16-mixed"), "precision", more=("64-true",)),
@@ -63,8 +63,8 @@ VARIES = {  # and any other option of the architecture
 def _options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("--config", "-c", required=True, action="append", metavar="FILE", help="a config for fit; repeatable")
-    about = f"an option and the values to compare, or {ALL}; repeatable. Options: {ARCHITECTURE}NAME, "
-    about += ", ".join(option for option in VARIES if not option.startswith(ARCHITECTURE))
+    about = f"an option and the values to compare, or {ALL}; repeatable. Options: {ARCHITECTURE_PREFIX}NAME, "
+    about += ", ".join(option for option in VARIES if not option.startswith(ARCHITECTURE_PREFIX))
     add("--vary", action="append", default=[], metavar="OPTION[=VALUE,…]", help=about)
     about = "compare a part with your own function, called as function(part, x, …) instead of the part's forward"
     add("--against", metavar="MODULE:FUNCTION", help=about)
@@ -90,7 +90,7 @@ def run_same(options: argparse.Namespace) -> int:
     base = _base(options)
     settings = {BASE: base}
     for option, text in varied:
-        name = f"{option.removeprefix(ARCHITECTURE)}={text}"
+        name = f"{option.removeprefix(ARCHITECTURE_PREFIX)}={text}"
         try:
             settings[name] = _with(base, option, parse_yaml(text))
         except ValueError as error:
@@ -142,8 +142,8 @@ def _pairs(word: str) -> Iterator[tuple[str, str]]:
         yield from ((option, str(value)) for option, vary in VARIES.items() for value in vary.values)
         return
     option = next((option for option in VARIES if name in (option, option.rpartition(".")[2])), name)
-    if option not in VARIES and not (option.startswith(ARCHITECTURE) and equals):
-        known = ", ".join([*(each.rpartition(".")[2] for each in VARIES), f"{ARCHITECTURE}NAME=VALUE", ALL])
+    if option not in VARIES and not (option.startswith(ARCHITECTURE_PREFIX) and equals):
+        known = ", ".join([*(each.rpartition(".")[2] for each in VARIES), f"{ARCHITECTURE_PREFIX}NAME=VALUE", ALL])
         raise ValueError(f"--vary {shown(word)} is not supported: choose among {known}")
     values = value.split(",") if equals and value[:1] not in ("[", "{") else [value]
     yield from ((option, each) for each in (values if equals else map(str, VARIES[option].values)))
@@ -151,7 +151,7 @@ def _pairs(word: str) -> Iterator[tuple[str, str]]:
 
 def _with(base: "Setting", option: str, value: Any) -> "Setting":
     """The base with an option changed."""
-    name = option.removeprefix(ARCHITECTURE)
+    name = option.removeprefix(ARCHITECTURE_PREFIX)
     if name == option:
         vary = VARIES[option]
         if vary.more is None and (type(value) is not int or value < 0):

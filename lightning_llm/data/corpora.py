@@ -164,10 +164,6 @@ def download_shakespeare(cache_dir: Path | None = None, url: str = SHAKESPEARE_U
     return target
 
 
-def _shakespeare_files(given: str) -> list[TextFile]:
-    return [TextFile(given, SHAKESPEARE_SIZE, download_shakespeare, SHAKESPEARE_SHA256)]
-
-
 def _recall_files(given: str) -> list[TextFile]:
     recall = RecallText.of(given.partition(":")[2])
     return [TextFile(given, recall.lines * recall.line_length, functools.partial(write_recall, recall))]
@@ -188,7 +184,7 @@ def _stdlib_files(_: str) -> list[TextFile]:
 # The files of a name, and of its options after a colon
 NAMED_CORPORA: Mapping[str, Callable[[str], list[TextFile]]] = {
     "stdlib": _stdlib_files,
-    "shakespeare": _shakespeare_files,
+    "shakespeare": lambda given: [TextFile(given, SHAKESPEARE_SIZE, download_shakespeare, SHAKESPEARE_SHA256)],
     RECALL: _recall_files,
 }
 

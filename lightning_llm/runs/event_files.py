@@ -13,6 +13,7 @@ from typing import Any
 from lightning_llm.io.untrusted import number_in, open_regular
 
 EVENTS = "events.out.tfevents."
+EVENT_FILES = f"{EVENTS}*"
 MARK = "tfevents"  # TensorBoard reads every file with this in its name
 MOST_VALUES, MOST_BYTES = 1 << 21, 1 << 28  # of a run; 2 million numbers take 120 MB and are read in 4 s
 MOST_POINTS = 1 << 19  # of the curves that are wanted; each takes 500 bytes of memory
@@ -25,7 +26,7 @@ def put_events_before(run: Path, now_s: int) -> None:
 
     What follows the second is the process and a number, as text: 10 would come before 9.
     """
-    files = sorted(run.glob(f"{EVENTS}*"), key=lambda path: path.name)
+    files = sorted(run.glob(EVENT_FILES), key=lambda path: path.name)
     names = [path.name.removeprefix(EVENTS).partition(".") for path in files]
     newest = number_in(names[-1][0]) if names else None
     if newest is not None and newest >= now_s:

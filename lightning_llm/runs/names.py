@@ -10,10 +10,10 @@ from typing import Any
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in
 from lightning_llm.runs.directory import CONFIG, SUMMARY
+from lightning_llm.runs.event_files import EVENT_FILES
 from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
 from lightning_llm.runs.status import read_summary
 
-EVENTS = "events.out.tfevents*"
 THREADS = "threads"  # in the summary; older ones lack it
 
 
@@ -84,7 +84,7 @@ def run_folders(name: str) -> list[Path]:
         by_real_path = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
         level = [path for real, path in by_real_path.items() if real not in seen and path.is_dir()]
         seen |= by_real_path.keys()
-        runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENTS))]
+        runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENT_FILES))]
         level = [inner for path in level for inner in path.glob("*")]
     runs.sort(key=lambda path: (path != folder, _natural(path)))
     if not runs:

@@ -15,14 +15,7 @@ from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, Measured, StepSettings, weight_dtype
-from lightning_llm.accounting.sizing import (
-    SIZE_OPTIONS,
-    Sizing,
-    given_options,
-    size_request_in,
-    sizing_for,
-    with_options,
-)
+from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, given_options, request_in, sizing_for, with_options
 from lightning_llm.io.config_file import (
     MOST,
     Section,
@@ -144,7 +137,7 @@ def _sized(
 ) -> tuple[Section, Sizing | None, float | None]:
     """The configs with what ``size`` sets, what that is, and the epochs of the run, if its store exists."""
     typed = {name: getattr(options, name) for name in SIZE_OPTIONS if getattr(options, name) not in (None, False)}
-    request = size_request_in(contents, typed)
+    request = request_in(contents, typed)
     raw = {name: value for name, value in raw.items() if name not in SIZE_OPTIONS}
     if request is None:
         return raw, None, None

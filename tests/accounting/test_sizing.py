@@ -12,8 +12,8 @@ from lightning_llm.accounting import step_flops
 from lightning_llm.accounting.sizing import (
     given_options,
     parse_size,
+    request_in,
     size_name,
-    size_request_in,
     sizing_for,
     with_options,
 )
@@ -240,17 +240,17 @@ def test_more_than_four_epochs_are_refused_with_the_largest_size_that_fits():
 
 def test_the_last_config_with_a_size_ends_the_base():
     contents = [{"size": "25k", "tokens_per_parameter": 3}, {"size": "50k"}, {"repeat": True}]
-    assert size_request_in(contents, {}) == (50_000, 3, True, 2)
-    assert size_request_in(contents, {"size": "1M"}) == (1_000_000, 3, True, 3)
-    assert size_request_in(contents, {"repeat": True, "tokens_per_parameter": 4}) == (50_000, 4, True, 2)
-    assert size_request_in([*contents, {"size": None, "tokens_per_parameter": None, "repeat": None}], {}) is None
-    assert size_request_in([{}], {"size": 5000}) == (5000, 10.0, False, 1)
+    assert request_in(contents, {}) == (50_000, 3, True, 2)
+    assert request_in(contents, {"size": "1M"}) == (1_000_000, 3, True, 3)
+    assert request_in(contents, {"repeat": True, "tokens_per_parameter": 4}) == (50_000, 4, True, 2)
+    assert request_in([*contents, {"size": None, "tokens_per_parameter": None, "repeat": None}], {}) is None
+    assert request_in([{}], {"size": 5000}) == (5000, 10.0, False, 1)
     for typed, problem in (({"repeat": True}, "repeat needs size"), ({"tokens_per_parameter": 2}, "needs size")):
         with pytest.raises(ValueError, match=problem):
-            size_request_in([{}], typed)
+            request_in([{}], typed)
     for ratio in (0, -1, math.inf, math.nan, "x", True):
         with pytest.raises(ValueError, match="a number above 0"):
-            size_request_in([], {"size": "1M", "tokens_per_parameter": ratio})
+            request_in([], {"size": "1M", "tokens_per_parameter": ratio})
 
 
 def test_the_page_has_every_source_of_the_table():

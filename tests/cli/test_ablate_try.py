@@ -17,7 +17,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.ablate import reuse
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import experiment_of
-from lightning_llm.ablate.matching import ARCHITECTURE
+from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.ablate.options import folder_name, varied
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
@@ -153,7 +153,7 @@ def test_the_same_idea_is_refused_unless_it_is_wanted_again(folder, trainer, cap
     assert trainer.trained[:2] == ["baseline,seed=100003000", "gelu,seed=100003000"]
     assert all(int(run.rpartition("=")[2]) >= 100_003_000 for run in trainer.trained)
     assert attempt("--vary", GELU, "--match", "tokens") == 3  # another comparison
-    width = f"parameters={ARCHITECTURE}intermediate_size"
+    width = f"parameters={ARCHITECTURE_PREFIX}intermediate_size"
     capsys.readouterr()
     assert attempt("--vary", GELU, "--match", width) == 3
     last = capsys.readouterr().out

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from lightning_llm.io.untrusted import printable
-from lightning_llm.runs.names import EVENTS, LONGEST_NAME, differences, find_runs, run_folders, run_names
+from lightning_llm.runs.event_files import EVENT_FILES
+from lightning_llm.runs.names import LONGEST_NAME, differences, find_runs, run_folders, run_names
 
 BASE = {
     "seed_everything": 1,
@@ -38,7 +39,7 @@ def changed(**changes):
 
 
 def found(*folders):
-    return find_runs([str(folder) for folder in folders], EVENTS, "no events")
+    return find_runs([str(folder) for folder in folders], EVENT_FILES, "no events")
 
 
 def test_runs_are_named_by_what_differs(tmp_path):
@@ -137,7 +138,9 @@ def test_folders_are_searched_two_levels_down_in_the_order_of_numbers(tmp_path):
         make(tmp_path / "runs" / "a" / f"version_{number}", changed(seed_everything=number))
     make(tmp_path / "runs" / "b" / "version_0", events=False)
     said = []
-    runs_found = find_runs([str(tmp_path / "runs"), str(tmp_path / "runs" / "a")], EVENTS, "no events", said.append)
+    runs_found = find_runs(
+        [str(tmp_path / "runs"), str(tmp_path / "runs" / "a")], EVENT_FILES, "no events", said.append
+    )
     assert [run.path.name for run in runs_found] == ["version_0", "version_2", "version_10"]
     assert said == [f"left out {tmp_path / 'runs' / 'b' / 'version_0'}: no events"]
 

@@ -61,7 +61,7 @@ class InputHashes(Callback):
         self._waiting: list[tuple[Any, ...]] = []  # token ids, targets and numbers of batches without a hash yet
         self._completed = 0  # how many of these are of completed steps
         self._validation: Tensor | int | None = None
-        self._weights: dict[tuple[int, torch.device], Any] = {}
+        self._weights: dict[tuple[int, torch.device], Tensor] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hash the initial values; in a resumed run, continue the sum of its checkpoint."""
@@ -159,17 +159,22 @@ class InputHashes(Callback):
             targets: (rows, seq).
             numbers: Of the sequences in the run. ``None``: the order does not count, nor do rows without any target.
         """
-        if (key := (length := ids.shape[1], ids.device)) not in self._weights:
-            places = torch.arange(1, 2 * length + 1, device=ids.device).view(2, length)
-            self._weights[key] = _mixed(places * _GOLDEN) | 1  # odd: no bit of a token is lost
-        parts: list[Any] = [ids, targets, *self._weights[key], numbers]
-        if is_on_cpu := ids.device.type == "cpu":
-            parts = [None if part is None else part.numpy() for part in parts]
-        ids, targets, first, second, numbers = parts
-        hashes = _mixed((ids * first + targets * second).sum(1) + (0 if numbers is None else numbers * _GOLDEN))
+        operands: list[Any] = [ids, targets, *self._weights_of(ids.shape[1], ids.device), numbers]
+        is_on_cpu = ids.device.type == "cpu"
+        if is_on_cpu:
+            operands = [None if operand is None else operand.numpy() for operand in operands]
+        ids, targets, of_ids, of_targets, numbers = operands
+        hashes = _mixed((ids * of_ids + targets * of_targets).sum(1) + (0 if numbers is None else numbers * _GOLDEN))
         if numbers is None:
             hashes = hashes * (targets != IGNORED).any(1)
         return torch.from_numpy(hashes.sum(keepdims=True))[0] if is_on_cpu else hashes.sum()
+
+    def _weights_of(self, length: int, device: torch.device) -> Tensor:
+        """A multiplier of each id and of each target, by its place: (2, length)."""
+        if (length, device) not in self._weights:
+            places = torch.arange(1, 2 * length + 1, device=device).view(2, length)
+            self._weights[length, device] = _mixed(places * _GOLDEN) | 1  # odd: no bit of a token is lost
+        return self._weights[length, device]
 
     def _read_training(self, trainer: Trainer) -> str | None:
         """The hash of the completed steps; with it, those of ``batches_at``. All processes must ask."""

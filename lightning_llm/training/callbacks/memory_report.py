@@ -80,9 +80,9 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
     """A ``matplotlib.figure.Figure`` with a canvas of its own, and a column for each report, by its title."""
     highest = max(report["peak"]["bytes"] for report in reports.values())
     unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
-    modules = _modules(reports)
-    colors = {**COLORS, **_module_colors(modules)}
     samples = [sample for report in reports.values() for sample in report["timeline"]["samples"]]
+    modules = [REST, *sorted({name for sample in samples for name in sample["by_module"]} - {REST}, key=_order)]
+    colors = {**COLORS, **_module_colors(modules)}
     shown = {
         grouping: [key for key in keys if key == REST or any(sample[grouping].get(key) for sample in samples)]
         for grouping, keys in zip(GROUPINGS, (CATEGORIES, modules), strict=True)
@@ -129,12 +129,6 @@ def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None
         at_end = operator > 0.85 * timeline["operators"]  # the optimizer takes few operators: labeled on the left
         axis.axvline(operator, color="black", linewidth=0.7, alpha=0.6)
         axis.text(operator, 1.11 * highest, f" {phase} ", fontsize=8, va="top", ha="right" if at_end else "left")
-
-
-def _modules(reports: Mapping[str, Report]) -> list[str]:
-    """What the timelines distinguish, in the order of the model, the rest first."""
-    samples = [report["timeline"]["samples"][0]["by_module"] for report in reports.values()]
-    return [REST, *sorted({name for sample in samples for name in sample if name != REST}, key=_order)]
 
 
 def _order(name: str) -> tuple[str, list[int], str]:
