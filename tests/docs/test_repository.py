@@ -36,6 +36,12 @@ def test_the_guide_to_changes_names_files_that_exist():
     ] == []
 
 
+def test_the_tests_that_pages_name_exist():
+    named = {name for page in DOCUMENTS for name in re.findall(r"\btests/[\w/]+\.py", page.read_text("utf-8"))}
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
 def test_stored_rows_and_reports_name_no_path_of_a_machine():
     stored = [path for name in ("benchmarks", "experiments") for path in (ROOT / "docs" / name).glob("*.[jh]*")]
     assert len(stored) > 50
