@@ -176,7 +176,7 @@ class Experiment:
         return range(self.first_seed, self.first_seed + pairs)
 
     def runs_of_tuning(self, extensions: int = 0) -> int:
-        """The most runs that a grid and its vertices take, ``extensions`` values longer; 0: nothing is tuned."""
+        """The runs of a grid, ``extensions`` values longer, and of a vertex for each arm; 0: nothing is tuned."""
         if self.tune is None:
             return 0
         values = len(self.tune["factors"]) + extensions + 1

@@ -317,9 +317,8 @@ def _recomputed(config: ModelConfig, flops_of_layer: dict[str, int], level: int)
     """
     is_block, mlp = config.recompute == "block", parts.KNOWN_MLPS.get(name_of(config.mlp))
     runs_to_end = mlp is not None and mlp.is_one_operator
-    flops = (
-        flops_of_layer["mlp_in"] if level else 0
-    )  # inside the operator, also where the block around it is recomputed
+    # inside the operator, also where the block around it is recomputed
+    flops = flops_of_layer["mlp_in"] if level else 0
     if is_block or config.recompute == "mlp":
         flops += flops_of_layer["mlp_in"] + (flops_of_layer["mlp_out"] if runs_to_end else 0)
     if is_block or config.recompute == "attention":

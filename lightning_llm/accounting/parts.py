@@ -162,7 +162,7 @@ def parts_to_measure(config: ModelConfig) -> dict[str, str]:
     """The parts of a model whose memory has to be measured, by kind, and their names.
 
     An unlisted block is measured as a whole. Unlisted positions change what attention does. Where layers differ, their
-    parts have the prefix of :class:`Layers`.
+    parts have the prefix of :class:`LayerGroup`.
     """
     if config.layers is not None:
         of_model = {kind: name for kind, name in unlisted_parts(config).items() if kind not in IN_LAYERS}

@@ -42,8 +42,7 @@ def climb(ladder: Ladder, options: argparse.Namespace) -> None:
             advice = f"give another --out, or finish that one: lightning-llm ablate run {shlex.quote(str(ladder.out))}"
             raise ValueError(f"{ladder.out} has another ladder: {advice}")
     else:
-        sizes = (*ladder.sizes, ladder.target)
-        setups = {size: _set_up(ladder, size, options) for size in sizes if size is not None}
+        setups = {size: _set_up(ladder, size, options) for size in (*ladder.sizes, ladder.target) if size}
         computes = {size: setup.compute for size, setup in setups.items()}
         check_reach(ladder, computes)
         if options.dry_run:

@@ -54,10 +54,11 @@ def with_sizing(
         parsed = parsing.parse(parser, words)
         return dict(json.loads(of_command.dump(parsed[parsed.subcommand], format="json")))
 
+    words = [f"{word}=true" if word == "--repeat" else word for word in words]  # so that a later one overrides it
     contents = [read_config(Path(file)) if Path(file).is_file() else {} for file in configs_in(words)]
     own = {name: option_values(words, f"--{name}") for name in sizing.SIZE_OPTIONS}
     typed = {name: parse_yaml(values[-1]) for name, values in own.items() if values}
-    request = sizing.request_in(contents, typed | ({"repeat": True} if "--repeat" in words else {}))
+    request = sizing.request_in(contents, typed)
     rest = [word for word in words if word.partition("=")[0].removeprefix("--") not in sizing.SIZE_OPTIONS]
     if request is None:
         return rest, None

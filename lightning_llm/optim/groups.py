@@ -12,7 +12,7 @@ Every optimizer gets the same groups; the ``name`` of a group says what is in it
 labels its curves. So a factory that knows no model, such as jsonargparse's ``OptimizerCallable``, makes any optimizer:
 ``factory(param_groups(model))``, be it ``torch.optim.SGD``, our ``AdamW`` or ``MuonAdamW``.
 
-A :class:`GroupRule` divides these groups lr_pattern: ``embeddings:embed_*`` are the embeddings that the pattern
+A :class:`GroupRule` divides these groups further: ``embeddings:embed_*`` are the embeddings that the pattern
 ``embed_*`` matches. Its factors multiply what the optimizer has filled in, so
 :func:`apply_group_factors` follows the factory.
 """
@@ -77,7 +77,7 @@ def param_groups(
         decay_embeddings: Whether embeddings decay.
         heads: Names of the modules that turn hidden states into logits. They decay but are not hidden matrices.
         rules: For some parameters; the first that matches applies. Call :func:`apply_group_factors` with the optimizer.
-        lr_factors: By pattern, lr_pattern factors of the learning rate, in addition to those of the rules; the first
+        lr_factors: By pattern, further factors of the learning rate, in addition to those of the rules; the first
             pattern that matches applies. The weight decay is divided by it: what a step takes off stays the same.
 
     Raises:

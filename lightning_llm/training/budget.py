@@ -103,8 +103,8 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
     parameters = list(transformer.parameters())
     try:
         return state_bytes(model.optimizer_over(model.groups_of(transformer)), parameters)
-    except Exception:  # the user's own optimizer, which needs real numbers: assume two float32 moments
-        return 8 * sum(p.numel() for p in parameters)
+    except Exception:  # the user's own optimizer, which needs real numbers: assume two moments of the parameters' dtype
+        return 2 * sum(p.nbytes for p in parameters)
 
 
 def _memory_limit(device: torch.device) -> float:

@@ -26,7 +26,7 @@ from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.plain import WATCHERS
 
-# of matmuls, by the first part of a precision
+# of matmuls, and of parameters where the second part is "true", by the first part of a precision
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -143,3 +143,17 @@ def test_the_runs_of_tuned_arms_are_counted_twice_and_with_the_grid():
     assert tuned.runs_of_tuning() == 3 * 4 * 3
     assert tuned.most_runs() == 1 + 4 + 3 * 8 * 2 + 3 * 4 * 3
     assert tuned.most_runs(12) == tuned.most_runs() + 3 * 12 * 3
+
+
+@pytest.mark.parametrize(
+    ("variants", "seeds", "runs"),
+    [
+        (60, 2, 1 + 1000 + 61 * 2000 + 61 * (5 + 12 + 1) * 2),  # most of them compare the tuned arms
+        (20, 200, 1 + 1000 + 21 * 2000 + 21 * (5 + 12 + 1) * 200),  # most of them are of a grid that grows
+    ],
+)
+def test_more_runs_than_anyone_trains_are_refused_with_those_of_tuning(variants, seeds, runs):
+    content = {**BASE, "variants": {f"v{n}": {"x": n} for n in range(variants)}, "pairs": 1000}
+    content |= {"seeds": {"first": 1000}, "tune": {"option": RATE, "seeds": seeds}}
+    with pytest.raises(ValueError, match=f"ask for {runs} runs, expected at most 100000"):
+        experiment_of(content, "f", "f")

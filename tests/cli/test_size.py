@@ -192,6 +192,8 @@ def test_an_arm_of_an_experiment_has_the_resolved_options(base):
     assert not {"size", "tokens_per_parameter", "repeat"} & arm.options.keys()
     assert arm.steps == sizing_for(BASE, 4000, 1.0).options["trainer.max_steps"]
     assert arm.architecture.mlp == "relu"
+    null = [f"--{name}=null" for name in ("size", "tokens_per_parameter", "repeat")]
+    assert read_arm("baseline", [base], ["--size=4k", "--repeat", *null]).trainer.sizing is None  # the last word wins
     with pytest.raises(ValueError, match="baseline: size 10 cannot be made"):
         read_arm("baseline", [base], ["--size=10"])
 

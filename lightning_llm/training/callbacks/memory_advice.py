@@ -36,7 +36,7 @@ class StepCase(NamedTuple):
     step: StepSettings
 
     def change(self, architecture: dict[str, Any] | None = None, **settings: Any) -> "StepCase":
-        """The run with other options; a ValueError for a combination that the model refuses."""
+        """The case with other options; a ValueError for a combination that the model refuses."""
         config = dataclasses.replace(self.config, **architecture or {})
         return self._replace(config=config, step=dataclasses.replace(self.step, **settings))
 
@@ -119,6 +119,8 @@ def advise(case: StepCase) -> MemoryAdvice | None:
         if case.config.dropout and case.step.device == "cpu":
             case = case.change({"dropout": 0.0})
             remarks.append("The estimate leaves dropout out.")
+        if case.step.strategy != "ddp" and case.step.world_size > 1:
+            remarks.append("The estimate counts whole parameters, of which FSDP2 leaves each process a share.")
         if unknown:
             case = case.change(measured=measure_parts(case.config, case.step.precision, case.step.context_length))
             remarks.append(EXTENDED.format(", ".join(dict.fromkeys(unknown.values()))))
@@ -181,17 +183,18 @@ def candidates(case: StepCase) -> Iterator[tuple[str, dict[str, Any], dict[str, 
 def _muon(case: StepCase, work: int) -> Saving:
     """One moment of the matrices' dtype instead of two of AdamW's, for the arithmetic of an orthogonalization a step.
 
-    ``work`` is that of one row.
+    ``work`` is that of one row. Processes that shard the matrices share both.
     """
     config, step = case.config, case.step
     itemsize = item_sizes(step.precision)[0]
-    saved_per_parameter = 2 * (step.state_itemsize or itemsize) - itemsize
+    sharers = step.world_size if step.strategy != "ddp" else 1
+    saved = (2 * (step.state_itemsize or itemsize) - itemsize) * hidden_matrix_parameters(config) // sharers
     matrices = Dimensions.of(config).matrices().values()
     shapes = [(min(shape), max(shape)) for shapes_of_part in matrices for shape in shapes_of_part.values()]
     extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
     note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
-    extra_work = config.num_hidden_layers * extra / (step.rows * step.accumulation * work)
-    return Saving(setting, saved_per_parameter * hidden_matrix_parameters(config), extra_work, note)
+    extra_work = config.num_hidden_layers * extra / sharers / (step.rows * step.accumulation * work)
+    return Saving(setting, saved, extra_work, note)
 
 
 def _advice(savings: list[Saving]) -> list[str]:

@@ -58,9 +58,8 @@ class MemoryProfiler(Callback):
         problems = []
         for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", "")):
             number = getattr(self, name)
-            if number is None and or_null:
-                continue
-            if type(number) is not int or number < 1:
+            is_left_out = number is None and or_null
+            if not is_left_out and (type(number) is not int or number < 1):
                 problems.append(f"MemoryProfiler.{name} must be a whole number of at least 1{or_null}, got {number!r}")
         raise_all(problems)
         self._gauge: Any = None

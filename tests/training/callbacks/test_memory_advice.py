@@ -42,3 +42,10 @@ def test_muon_saves_nothing_where_adamw_has_moments_of_bfloat16():
 def test_a_step_orthogonalizes_once_for_all_its_micro_batches():
     alone, accumulated = muon(), muon(accumulation=8)
     assert accumulated.estimated_extra_work == pytest.approx(alone.estimated_extra_work / 8)
+
+
+def test_processes_that_shard_the_matrices_share_what_muon_saves_and_costs():
+    alone, sharded, copied = muon(), muon(strategy="fsdp2", world_size=4), muon(world_size=4)
+    assert sharded.estimated_bytes_saved == alone.estimated_bytes_saved // 4
+    assert sharded.estimated_extra_work == pytest.approx(alone.estimated_extra_work / 4)
+    assert copied == alone
