@@ -148,8 +148,8 @@ def test_the_runs_of_tuned_arms_are_counted_twice_and_with_the_grid():
 @pytest.mark.parametrize(
     ("variants", "seeds", "runs"),
     [
-        (60, 2, 1 + 1000 + 61 * 2000 + 61 * (5 + 12 + 1) * 2),  # most of them compare the tuned arms
-        (20, 200, 1 + 1000 + 21 * 2000 + 21 * (5 + 12 + 1) * 200),  # most of them are of a grid that grows
+        (60, 2, 1 + 8 + 61 * 2000 + 61 * (5 + 12 + 1) * 2),  # most of them compare the tuned arms
+        (20, 200, 1 + 8 + 21 * 2000 + 21 * (5 + 12 + 1) * 200),  # most of them are of a grid that grows
     ],
 )
 def test_more_runs_than_anyone_trains_are_refused_with_those_of_tuning(variants, seeds, runs):
