@@ -234,9 +234,8 @@ def _report(options: argparse.Namespace) -> None:
     if (options.folder / STREAM).exists():
         stream = Stream.read(options.folder)
         write_current(stream)
-        page = write_stream_report(stream)
         _show_stream(stream)
-        print(f"Written: {page}")
+        print(f"Written: {write_stream_report(stream)}")
         return
     has_ladder = (options.folder / LADDER).exists()
     (write_ladder if has_ladder else ablate_run.write)(options.folder)
@@ -271,7 +270,7 @@ def _measure(options: argparse.Namespace) -> None:
     from lightning_llm.cli.ablate_arm import read_arm
 
     names = [BASELINE, *plan.experiment.variants]
-    measured = cost.measure(names, lambda name: read_arm(name, [plan.config(name)], []), print)
+    measured = cost.measure(names, lambda name: read_arm(name, [plan.config(name)], []), partial(print, flush=True))
     write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})
 
 

@@ -90,14 +90,15 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
         console.say(start_in_words(plan, state.looks, len(slots)))
         console.say(parameters)
         local.run_workers(plan, slots)
-    if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan)):
+    if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan, console)):
         console.say(f"time and memory were not measured: {problem}")
     write(plan.out)
 
 
-def _measured_by_snapshot(plan: Plan) -> str:
+def _measured_by_snapshot(plan: Plan, console: Console) -> str:
     """Measure the cost in a process of the snapshot's code; what went wrong, or nothing."""
     log, environment = plan.out / LOGS / "measure.txt", {**os.environ, "OMP_NUM_THREADS": str(plan.content["threads"])}
+    console.say(f"measuring time and memory of a step, one variant after another: {log} says how far it is")
     with Child(plan.out, ["ablate", "measure", str(plan.out)], log=log, environment=environment) as child:
         return last_line(log) if child.status(None) else ""
 

@@ -493,6 +493,8 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
     assert loaded.cost["sides"].keys() == {"baseline", "relu"}
     assert loaded.cost["sides"]["relu"]["peak_bytes"] > 0
+    assert "one variant after another: out/logs/measure.txt says how far it is" in (folder / "out.txt").read_text()
+    assert "measuring relu and the baseline" in (folder / "out/logs/measure.txt").read_text()
     assert start(folder, "extend", "out", "--pairs", "1", "--workers", "2").wait() == 0
     more = load_experiment(folder / "out")
     assert more.state.verdicts["relu"].rule == "look 2"
