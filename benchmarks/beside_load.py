@@ -36,8 +36,8 @@ from benchmarks.digest import digest
 from benchmarks.start_up import CONFIG
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row, ratios, write_rows
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.io.console import Console
+from lightning_llm.runs.directory import step_files
 
 NOT_DEFAULT = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STEPS, KILLED_STEPS = 20, 40

@@ -16,8 +16,8 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from benchmarks.commands import last_line
 from benchmarks.digest import digest_of
 from benchmarks.fault_process import MOMENT, Ended, Run
-from lightning_llm.checkpoints.names import BEST, step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.runs.directory import BEST, step_files
 
 STEPS, SAVED_EVERY, MICRO_BATCHES = 12, 2, 2  # micro-batches of a step
 PARTS = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")

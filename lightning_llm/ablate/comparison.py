@@ -22,7 +22,8 @@ from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.runs.event_files import EVENT_FILES, read_curves
-from lightning_llm.runs.names import THREADS, Run, descriptions, find_runs, made_different, option_columns
+from lightning_llm.runs.find import Run, find_runs
+from lightning_llm.runs.names import THREADS, descriptions, made_different, option_columns
 from lightning_llm.runs.options import SEEDS, identity
 from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch

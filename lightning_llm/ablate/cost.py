@@ -1,4 +1,4 @@
-"""The cost of an arm: parameters and FLOPs, counted; time and memory of a training step, measured alone.
+"""The cost of an arm: parameters and FLOPs, counted; time and memory of a step, measured alone.
 
 Baseline and variant are timed interleaved. A step is what ``fit`` does: read the batch, forward, backward, clip,
 update. On a CPU, peak memory is counted operator by operator (``measure.meter``); on CUDA, by the allocator. Steps run

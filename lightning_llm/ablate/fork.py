@@ -16,8 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightning_llm.ablate.plan import CODE, MAIN, PACKAGE, Plan
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.io.processes import ENDING
+from lightning_llm.runs.code import PACKAGE
 
 TASKS = Path("/proc/self/task")  # the threads of this process, on Linux
 

@@ -9,14 +9,10 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import shutil
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +41,13 @@ from lightning_llm.io.schema import (
     validate,
     whole,
 )
-from lightning_llm.io.untrusted import MIB, file_in, read_bytes, read_json, shown, values_in
+from lightning_llm.io.untrusted import MIB, file_in, read_bytes, read_json, shown
+from lightning_llm.runs.code import code_in
 
 PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
 REUSED_FROM = "reused_from"  # in the folder of a run whose files are links: the name of the experiment that has it
 MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
 _MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
-PACKAGE = Path(__file__).parents[1]
 LARGEST_CODE = 256 * MIB  # of all files of a snapshot; this package has 2
 MOST_ADDED = 200  # times that pairs are added
 
@@ -221,7 +217,7 @@ def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], co
         out: A folder without a plan.
         content: The plan, without its hash and those of the configs.
         configs: The options of each arm.
-        code: As of :func:`code_of`.
+        code: As of ``runs.code.code_of``.
 
     Raises:
         ValueError: The code is no longer that of the content.
@@ -286,50 +282,6 @@ def file_hash(path: Path) -> str:
     return hashlib.sha256(read_bytes(path, LARGEST_CODE)).hexdigest()
 
 
-# ---- code
-
-
-def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
-    """The files that runs of these options use, by name: this package, and the user's own modules.
-
-    Modules in the standard library or installed for this interpreter are no part of it.
-    """
-    snapshot = {f"{PACKAGE.name}/{name}": path for name, path in code_in(PACKAGE).items()}
-    paths = {leaf for leaf in _texts_in(configs) if "." in leaf and all(map(str.isidentifier, leaf.split(".")))}
-    for top, rest in sorted({tuple(path.split(".")[:2]) for path in paths}):
-        with suppress(ValueError, ImportError):
-            spec = find_spec(top)
-            if top == PACKAGE.name or spec is None or spec.origin in ("built-in", "frozen"):
-                continue
-            folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-            if spec.origin is None:  # any folder is a package, if it has no module of that name it is none of a class
-                folders = [folder for folder in folders if (folder / rest).with_suffix(".py").is_file()]
-            locations = folders or [Path(spec.origin or "")]
-            if any(_is_installed(location) for location in locations):
-                continue
-            for folder in folders:
-                snapshot |= {f"{top}/{name}": path for name, path in code_in(folder).items()}
-            if not folders and locations[0].suffix == ".py":
-                snapshot[locations[0].name] = locations[0]
-    is_all_ours = all(name.startswith(f"{PACKAGE.name}/") for name in snapshot)
-    return snapshot if is_all_ours else {**_imported_modules(), **snapshot}
-
-
-def _imported_modules() -> dict[str, Path]:
-    """Modules of the current folder that are imported by now: the user's classes may need them."""
-    folder = Path.cwd()
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    paths = {Path(file) for file in files if file and file.endswith(".py")}
-    user_files = (path for path in paths if path.is_relative_to(folder) and not _is_installed(path))
-    return {path.relative_to(folder).as_posix(): path for path in user_files if not path.is_relative_to(PACKAGE)}
-
-
-def code_in(folder: Path) -> dict[str, Path]:
-    """The Python files below a folder, by their path in it."""
-    files = (Path(root, name) for root, _, names in os.walk(folder) for name in names if name.endswith(".py"))
-    return {path.relative_to(folder).as_posix(): path for path in sorted(files)}
-
-
 def code_hash(code: Mapping[str, Path]) -> str:
     """The SHA-256 of all files of a snapshot, with their names; ``MAIN`` is added where it is not there yet.
 
@@ -340,15 +292,3 @@ def code_hash(code: Mapping[str, Path]) -> str:
         raise ValueError(f"the code of the runs has {size} bytes, expected at most {LARGEST_CODE}")
     main = hashlib.sha256(_MAIN.encode()).hexdigest()
     return digest({MAIN: main, **{name: file_hash(path) for name, path in code.items()}})
-
-
-def _is_installed(location: Path) -> bool:
-    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
-    return any(location.resolve().is_relative_to(Path(path).resolve()) for path in paths)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    for inner in values_in(value):
-        yield from _texts_in(inner)

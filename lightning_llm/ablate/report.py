@@ -25,6 +25,7 @@ from lightning_llm.training.metrics import LOSSES, VAL_LOSS
 
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_PLAN = ("threads", "accelerator", "commit", "seen")
+OF_SECONDARY = ("difference", "interval", "level", "pairs", "sd", "diverged")  # of a metric that does not decide
 TEXTS = ("store", "path", "corpus")  # of the data
 _DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, min_fields=0))}
 _TRAINER = {"limit_val_batches": maybe(NUMBER)}
@@ -128,13 +129,8 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
         seeds_left = [pair["seed"] for pair in by_seed if pair["baseline"] is not None]
         row["robust"]["outliers"] = [seeds_left[index] for index in row["robust"]["outliers"]]
     metrics = loaded.secondary(verdict, baseline, variant)
-    secondary = {metric: _secondary(verdict) for metric, verdict in metrics.items()}
+    secondary = {metric: {name: getattr(one, name) for name in OF_SECONDARY} for metric, one in metrics.items()}
     return row | {"by_seed": by_seed, "further_pairs": further, "window_error": windows, "secondary": secondary}
-
-
-def _secondary(verdict: Verdict) -> dict[str, Any]:
-    """What a metric that does not decide says: a difference with an interval, and no verdict."""
-    return {name: getattr(verdict, name) for name in ("difference", "interval", "level", "pairs", "sd", "diverged")}
 
 
 def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:

@@ -10,33 +10,54 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
 from lightning_llm.ablate.comparability import refuse_incomparable, refuse_unsuitable
-from lightning_llm.ablate.cost import TrainingSteps, flops_of
+from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
-from lightning_llm.ablate.local import threads_for
+from lightning_llm.ablate.local import runs_at_a_time, threads_for
 from lightning_llm.ablate.matching import MATCHES, MAX_STEPS, Matched, facts_of
 from lightning_llm.ablate.options import command_line_of, flat_options
-from lightning_llm.ablate.outlay import Outlay, outlay_of
-from lightning_llm.ablate.plan import PACKAGE, PLAN, RUNS, Plan, code_hash, code_of, digest, freeze
+from lightning_llm.ablate.plan import PLAN, RUNS, Plan, code_hash, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.ablate.reuse import REUSES, Identity, reusable
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
-from lightning_llm.measure.timer import num_threads
+from lightning_llm.measure.timer import interleave, num_threads
+from lightning_llm.runs.code import PACKAGE, code_of
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
 from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.metrics import BITS, RECALL
 
+TIMED = 10  # steps of the baseline, for the time of its runs
 REDRAW = "lightning_llm.ablate.null_variant.RedrawMLP"
+
+
+class Outlay(NamedTuple):
+    """What the runs of an experiment take.
+
+    Attributes:
+        parameters: Of the baseline.
+        steps: Of a run of the baseline.
+        flops: Counted, of such a run; ``None``: it has parts that cannot be counted.
+        runs: At most; with tuning more where its grid grows.
+        seconds: Of all training steps, without validation.
+        is_tuned: Whether some of the runs tune.
+    """
+
+    parameters: int
+    steps: int
+    flops: int | None
+    runs: int
+    seconds: float
+    is_tuned: bool = False
 
 
 class Setup:
@@ -284,3 +305,29 @@ def tuned_value(arm: Arm, option: str) -> float:
     if type(value) not in (int, float) or not value > 0:
         raise ValueError(f"tune.option {option} of {titled(arm.name)} is {value!r}, expected a number above 0")
     return float(value)
+
+
+def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None, *, is_tuned: bool = False) -> Outlay:
+    """What the runs of an experiment take.
+
+    Args:
+        arm: The baseline.
+        timed_arm: The same, which is used up.
+        runs: How many.
+        workers: The most runs at a time that the user wants.
+        is_tuned: Whether some of them tune.
+    """
+    accelerator = arm.trainer.strategy.root_device.type
+    steps = TrainingSteps(timed_arm)
+    gpus = torch.cuda.device_count()
+    threads = threads_for(accelerator, gpus, steps.run_bytes(), workers)
+    with num_threads(threads):
+        timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
+    return Outlay(
+        parameters=parameters_of(arm.architecture),
+        steps=arm.steps,
+        flops=None if (flops := flops_of(arm)) is None else flops * arm.steps,
+        runs=runs,
+        seconds=timing.median * arm.steps * runs / runs_at_a_time(threads, accelerator, gpus, workers),
+        is_tuned=is_tuned,
+    )

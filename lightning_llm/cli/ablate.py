@@ -38,7 +38,7 @@ from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ladder import climb, extend_ladder, write_ladder
 from lightning_llm.cli.ablate_try import add_options, attempt
-from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import read_config

@@ -275,8 +275,8 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 
 def _refuse_changed(stream: Stream, base: Arm | None = None) -> None:
     """Refuse what makes new runs no pairs with those before."""
-    from lightning_llm.ablate.plan import PACKAGE, code_of
     from lightning_llm.cli.ablate_arm import read_arm
+    from lightning_llm.runs.code import PACKAGE, code_of
 
     base = base or read_arm(BASELINE, [str(stream.baseline())], [])
     files = code_of({BASELINE: base.options})

@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.untrusted import check_regular
 from lightning_llm.runs.event_files import EVENT_FILES, event_files
-from lightning_llm.runs.names import find_runs, run_names
+from lightning_llm.runs.find import find_runs
+from lightning_llm.runs.names import run_names
 
 HOST = "127.0.0.1"
 RELOAD_S = 5.0  # as TensorBoard's own

@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning_llm.cli import command_line, jobs, parsing
 from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
-from lightning_llm.cli.process import is_first_process
 from lightning_llm.data.corpora import STDIN, open_corpus
 from lightning_llm.data.prepare import given_tokenizer
+from lightning_llm.io.processes import is_first_process
 from lightning_llm.io.trust import OUR_PREFIX, is_custom
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import BUILT_IN, part_faults

@@ -11,8 +11,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_llm.cli import command_line, jobs
 from lightning_llm.cli.commands import with_page
 from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.parser_words import in_plain_words
-from lightning_llm.cli.process import interrupts, is_first_process
+from lightning_llm.io.processes import is_first_process
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job

@@ -15,7 +15,7 @@ from itertools import dropwhile
 from traceback import walk_tb
 
 from lightning_llm.cli.commands import with_page
-from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.io.trust import TRUSTED
 
 FAILED, USER_ERROR = 1, 2

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from lightning_llm.cli.commands import page_of, with_page
 from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
-from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.io.units import byte_size
 
 Action = Callable[[argparse.Namespace], object]

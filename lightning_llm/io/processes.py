@@ -1,4 +1,4 @@
-"""Other processes of this host, and the signals that end one."""
+"""The other processes of this host, those that train together, and the signals that end one."""
 
 import os
 import signal
@@ -15,3 +15,8 @@ def is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):  # OverflowError: no process has so high a number
         return False
     return True
+
+
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that train together, before they have met."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))

@@ -4,12 +4,12 @@ Each run has its own folder, ``<trainer.default_root_dir>/<name of the config>/v
 whatever its loggers are. In it are
 
 config.yaml               every option, resolved: `lightning-llm fit --config` reads it again
-checkpoints/              see training.callbacks.run_checkpoints
+checkpoints/              step-00001000.ckpt and so on, each a file or a folder, and best.ckpt
 events.out.tfevents…      TensorBoard
 job                       the SLURM or torchrun job that made it, if one did
 memory_plan.json          what `model.memory_budget` chose, if it was given
 lock                      which process writes here, or did last: see runs.lock
-turn                      a sequence number, which grows with each start of a run in the same parent: clocks may jump
+turn                      a number, which grows with each start of a run in the same parent: clocks may jump
 status.json               how the run ended, or that it still trains: see runs.status
 summary.json              the result, once the run has ended: see runs.status
 windows.json              sums of blocks of validation windows, see statistics.windows
@@ -29,10 +29,11 @@ from lightning_llm.runs.lock import RunLock
 
 EXPERIMENT = "run"  # without a name
 PREFIX = "version_"
-CHECKPOINTS, JOB, SEQUENCE_NUMBER = "checkpoints", "job", "turn"
+CHECKPOINTS, JOB, START_NUMBER = "checkpoints", "job", "turn"
+BEST = "best.ckpt"
 CONFIG, STATUS, SUMMARY, WINDOWS = "config.yaml", "status.json", "summary.json", "windows.json"
 MEMORY_PLAN = "memory_plan.json"
-FILES = (CONFIG, STATUS, SUMMARY, WINDOWS, MEMORY_PLAN, JOB, SEQUENCE_NUMBER, "hparams.yaml")  # the last is Lightning's
+FILES = (CONFIG, STATUS, SUMMARY, WINDOWS, MEMORY_PLAN, JOB, START_NUMBER, "hparams.yaml")  # the last is Lightning's
 
 
 class RunDirectory:
@@ -92,7 +93,7 @@ class RunDirectory:
             self.root, self.experiment, self._version = path.parent.parent, path.parent.name, path.name
 
     def open(self) -> None:
-        """In the first process: claim the folder, lock it, and give this start the next sequence number.
+        """In the first process: claim the folder, lock it, and give this start the next number.
 
         Raises:
             ValueError: Another process writes to it, or it has links that lead elsewhere.
@@ -103,7 +104,7 @@ class RunDirectory:
                 if (self.path / name).is_dir():
                     raise ValueError(f"{self.path / name} is a folder, expected a file: move it away")
             self._lock = RunLock(self.path).acquire()
-            take_sequence_number(self.path)
+            take_start_number(self.path)
 
     def close(self) -> None:
         """Release the lock of the run directory."""
@@ -166,15 +167,31 @@ def next_number(parent: Path) -> int:
     return 1 + max((number for number in numbers if number is not None), default=-1)
 
 
-def take_sequence_number(run: Path) -> None:
-    """Give a start of a run a sequence number above those of the other runs in the same parent."""
-    number = 1 + max(map(sequence_number_of, run.parent.iterdir()), default=0)
-    write_text(run / SEQUENCE_NUMBER, f"{number}\n")
+def take_start_number(run: Path) -> None:
+    """Give a start of a run a number above those of the other runs in the same parent."""
+    number = 1 + max(map(start_number_of, run.parent.iterdir()), default=0)
+    write_text(run / START_NUMBER, f"{number}\n")
 
 
-def sequence_number_of(run: Path) -> int:
-    """The sequence number of a run's last start; 0 if it has none."""
+def start_number_of(run: Path) -> int:
+    """The number of a run's last start; 0 if it has none."""
     try:
-        return int(read_text(run / SEQUENCE_NUMBER, 20))
+        return int(read_text(run / START_NUMBER, 20))
     except (OSError, ValueError):
         return 0
+
+
+def step_name(step: int) -> str:
+    """The file name of the checkpoint of an optimizer step."""
+    return f"step-{step:08d}.ckpt"
+
+
+def step_of(path: Path) -> int:
+    """The optimizer step in the name of a checkpoint, or -1 if the run has not named it."""
+    digits = path.name.removeprefix("step-").removesuffix(".ckpt")
+    return int(digits) if digits.isdecimal() and path.name == step_name(int(digits)) else -1
+
+
+def step_files(folder: Path) -> list[Path]:
+    """The numbered checkpoints in a folder, files or folders, oldest first."""
+    return sorted((path for path in folder.glob("step-*.ckpt") if step_of(path) >= 0), key=step_of)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, SUMMARY
+from lightning_llm.runs.find import find_runs, identity_of, run_folders
 from lightning_llm.runs.lock import RunLock, is_locked
-from lightning_llm.runs.names import find_runs, identity_of, option_columns, run_folders
+from lightning_llm.runs.names import option_columns
 from lightning_llm.runs.status import FINISHED, read_summary, run_state
 
 
@@ -45,7 +46,7 @@ class ListedRun:
 
 
 def list_runs(names: Iterable[str]) -> list[ListedRun]:
-    """The runs that the words of a command line name, each once. Errors as in :func:`runs.names.run_folders`."""
+    """The runs that the words of a command line name, each once. Errors as in :func:`runs.find.run_folders`."""
     rows: dict[object, ListedRun] = {}
     for name in names:
         for path in run_folders(name):

@@ -1,106 +1,12 @@
-"""Several runs: finding them, and names made from what their configs differ in. Needs no torch."""
+"""What several runs differ in, and names made from it. Needs no torch."""
 
-import dataclasses
-import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from lightning_llm.io.config_file import read_config
-from lightning_llm.io.untrusted import LONGEST_NAME, file_name, number_in
-from lightning_llm.runs.directory import CONFIG, SUMMARY
-from lightning_llm.runs.event_files import EVENT_FILES
-from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels, short_options
-from lightning_llm.runs.status import read_summary
+from lightning_llm.io.untrusted import LONGEST_NAME, file_name
+from lightning_llm.runs.find import Run
+from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels
 
 THREADS = "threads"  # in the summary; older ones lack it
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run directory.
-
-    Attributes:
-        path: Where it is.
-        options: Its options by short names (see ``runs.options``); empty if nothing is known of them.
-    """
-
-    path: Path
-    options: Mapping[str, Any]
-
-    @property
-    def short_path(self) -> str:
-        """The last two folders of its path."""
-        return "/".join(part for part in self.path.resolve().parts[-2:] if part != "/")
-
-    @property
-    def seed(self) -> tuple[Any, ...]:
-        """The seeds of weights and data."""
-        return tuple(self.options.get(name) for name in SEEDS)
-
-
-def find_runs(
-    names: Sequence[str], file: str = "", message: str = "", say: Callable[[str], object] = lambda line: None
-) -> list[Run]:
-    """The runs that a command line names.
-
-    Args:
-        names: Run directories, and folders that contain some, up to two levels down.
-        file: Pattern of a file that a run must have; empty: none.
-        message: The message about a run that does not have it.
-        say: Called with a line for each run that was found below a folder and left out for that.
-
-    Raises:
-        ValueError: A directory that does not exist, contains no run, or is a run without the file.
-    """
-    paths: dict[object, Path] = {}
-    for name in names:
-        runs = run_folders(name)
-        complete = [path for path in runs if not file or any(path.glob(file))]
-        if not complete:
-            raise ValueError(f"{name}: {message}")
-        for path in runs:
-            if path in complete:
-                paths.setdefault(identity_of(path), path)
-            else:
-                say(f"left out {path}: {message}")
-    return [Run(path, _options(path)) for path in paths.values()]
-
-
-def run_folders(name: str) -> list[Path]:
-    """The run directories that a word of a command line names: itself, and those up to two levels down.
-
-    Raises:
-        ValueError: There is no such directory, or no run in it.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-    seen: set[str] = set()
-    runs: list[Path] = []
-    level = [folder]
-    for _ in range(3):  # each folder once, however many links lead to it
-        by_real_path = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
-        level = [path for real, path in by_real_path.items() if real not in seen and path.is_dir()]
-        seen |= by_real_path.keys()
-        runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENT_FILES))]
-        level = [inner for path in level for inner in path.glob("*")]
-    runs.sort(key=lambda path: (path != folder, _natural(path)))
-    if not runs:
-        deeper = next(iter(sorted(folder.glob("*/*/*/*"))), None)  # such as those of an experiment
-        hint = "" if deeper is None else f"; give a folder in it, such as {deeper.parents[2]}"
-        raise ValueError(f"{name}: no run in it or up to two levels below{hint}")
-    return runs
-
-
-def identity_of(run: Path) -> object:
-    """What two paths of the same run have in common: links lead to one folder, or another experiment has its files."""
-    try:
-        status = (run / CONFIG).stat()
-    except OSError:
-        return run.resolve()
-    return status.st_dev, status.st_ino
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -174,22 +80,6 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
             for number, (text, run) in enumerate(zip(texts, runs, strict=True), start=1)
         ]
     return list(texts)
-
-
-def _options(run: Path) -> dict[str, Any]:
-    """The options in its config; of a run that Python started, those in its summary."""
-    options: Any = None
-    if (run / CONFIG).is_file():
-        options = read_config(run / CONFIG)
-    elif (run / SUMMARY).is_file():
-        options = read_summary(run, ()).get("options")
-    return {CALLBACKS: [], **short_options(options)} if isinstance(options, Mapping) else {}
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """A key that sorts version_2 before version_10."""
-    pieces = [(number_in(piece), piece) for piece in re.split("([0-9]+)", str(path))]
-    return [(-1, piece) if number is None else (number, "") for number, piece in pieces]
 
 
 def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:

@@ -9,12 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.checkpoints.names import step_files, step_of
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.processes import is_alive
 from lightning_llm.io.schema import BOOL, NUMBER, TEXT, check, list_of, maybe, open_record, validate, whole
 from lightning_llm.io.untrusted import prefixed, read_json
-from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY
+from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY, step_files, step_of
 
 RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
 DIVERGED = "diverged"  # failed by a loss, gradient or weight that is NaN or infinite

@@ -6,11 +6,9 @@ a resumed run prints what has changed. ``docs/resume.md`` says when two runs hav
 
 import ctypes
 import functools
-import hashlib
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +23,10 @@ from lightning_llm.checkpoints.loop_state import micro_batches_started
 from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.plain import WATCHERS
+from lightning_llm.runs.code import package_digest
 
 # of matmuls, and of parameters where the second part is "true", by the first part of a precision
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
-PACKAGE = Path(__file__).resolve().parents[1]
 
 WATCHERS.add(RegisterRecordFunction)  # of trainer.profiler "pytorch"
 
@@ -86,16 +84,7 @@ def attention_of(trainer: Any, config: Any, context_length: int | None) -> str |
     return attention_kernel(config, context_length, dtype, device)
 
 
-def code_digest() -> str:
-    """16 hex digits of the SHA-256 of the package's source, with the names of its files."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(str(path.relative_to(PACKAGE)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-_own_code = functools.cache(code_digest)  # of the first save: later edits do not change what runs
+_own_code = functools.cache(package_digest)  # of the first save: later edits do not change what runs
 
 
 def uses_tf32(trainer: Any) -> bool:

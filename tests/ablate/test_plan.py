@@ -2,18 +2,15 @@
 
 import json
 import os
-import sys
-from types import SimpleNamespace
 
 import pytest
 
 from lightning_llm.ablate.next_runs import Added
-from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, code_of, digest
+from lightning_llm.ablate.plan import CODE, CONFIGS, PLAN, Plan, digest
 
 SIDE = {"steps": 6, "tokenizer": "t", "config": "0" * 64}
 TUNE = {"option": "model.x", "factors": [1, 2, 3], "seeds": 1}
 VARIANTS = {"a": {"effect": -0.5}}
-OTHERS = {"d": {"norm": "plain.part.Norm", "text": "stores.txt", "precision": "auto"}}
 
 
 def test_a_plan_is_read_back_as_it_was_frozen(experiment):
@@ -56,29 +53,6 @@ def test_another_experiment_differs_in_words(experiment):
     assert plan.differs(asked) == ""
     assert plan.differs({**asked, "alpha": 0.1}) == "alpha (0.05, now 0.1)"
     assert plan.differs({**asked, "code": "0" * 64}) == "code"
-
-
-def test_the_snapshot_has_the_package_and_the_modules_of_the_users_classes(tmp_path, monkeypatch):
-    (tmp_path / "my_part.py").write_text("raise AssertionError('it is not imported')\n")
-    (tmp_path / "my_parts").mkdir()
-    (tmp_path / "my_parts" / "__init__.py").write_text("")
-    (tmp_path / "my_parts" / "deep.py").write_text("x = 1\n")
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "part.py").write_text("x = 1\n")
-    (tmp_path / "stores").mkdir()
-    (tmp_path / "stores" / "x.py").write_text("")
-    (tmp_path / "auto.py").write_text("")
-    (tmp_path / "needed.py").write_text("x = 1\n")  # by a class of the user
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "needed", SimpleNamespace(__file__=str(tmp_path / "needed.py")))
-    configs = {"a": {"model": {"mlp": "my_part.MLP", "optimizer": {"class_path": "my_parts.deep.SGD"}}, "b": ["x.y"]}}
-    code = code_of(configs | {"c": {"optimizer": "torch.optim.SGD", "loader": "json.loads", "path": "../a.b"}} | OTHERS)
-    own = {name for name in code if not name.startswith("lightning_llm/")}
-    assert own == {"my_part.py", "my_parts/__init__.py", "my_parts/deep.py", "plain/part.py", "needed.py"}
-    assert "needed.py" not in code_of({})
-    assert {"lightning_llm/__main__.py", "lightning_llm/training/module.py"} <= code.keys()
-    assert "my_part" not in sys.modules
 
 
 @pytest.mark.parametrize(

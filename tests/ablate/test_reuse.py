@@ -15,8 +15,8 @@ from lightning_llm.ablate.plan import PLAN, Plan, digest
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import Identity, reusable, take_needed
+from lightning_llm.runs.find import find_runs
 from lightning_llm.runs.list import list_runs
-from lightning_llm.runs.names import find_runs
 from tests.ablate.conftest import with_curves, work
 
 ENVIRONMENT = {"precision": "32-true"}

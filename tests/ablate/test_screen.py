@@ -8,7 +8,6 @@ import pytest
 from lightning_llm.ablate import screen
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, Spread
-from lightning_llm.ablate.outlay import Outlay
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.screen import (
@@ -21,6 +20,7 @@ from lightning_llm.ablate.screen import (
     show_table,
     warnings_of,
 )
+from lightning_llm.ablate.setup import Outlay
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import Outlook, outlook

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.digest import digest
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.runs.directory import step_files
 
 RUN = Path("runs/run/version_0")
 

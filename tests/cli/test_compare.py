@@ -31,7 +31,7 @@ from lightning_llm.cli.compare import (
 )
 from lightning_llm.cli.report import RunReport
 from lightning_llm.io.console import Console
-from lightning_llm.runs.names import find_runs
+from lightning_llm.runs.find import find_runs
 from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, RUNNING, read_summary, unfinished
 from lightning_llm.statistics.design import WORSE
 from lightning_llm.training.callbacks import StopOnSignal

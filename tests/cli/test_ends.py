@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from lightning_llm.cli import ends
-from lightning_llm.cli.process import interrupts
+from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted
 

@@ -14,8 +14,8 @@ import pytest
 from benchmarks import fault_stage
 from benchmarks.digest import digest_of
 from lightning_llm.__main__ import SPINS
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.runs.directory import step_files
 from tests.docs.shell import KILLED, PROCESS_ID, WHOLE, Shell
 from tests.tiny_run import curves
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.train import cli_main
+from lightning_llm.runs.directory import step_files
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.tiny_run import assert_same_weights, curves, weights
 

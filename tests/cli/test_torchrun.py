@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.checkpoints.names import step_files, step_of
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.runs.directory import step_files, step_of
 
 TIMEOUT = 10  # seconds until a process gives the others up
 STRATEGY = {

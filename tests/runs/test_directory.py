@@ -1,6 +1,7 @@
-"""Each run has a folder of its own, which it alone writes to."""
+"""A run has a folder of its own, which it alone writes to; only names that it gives its checkpoints have a step."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -10,7 +11,15 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_llm import LanguageModel, TokenDataModule
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.runs import directory
-from lightning_llm.runs.directory import RunDirectory, claim, sequence_number_of, take_sequence_number
+from lightning_llm.runs.directory import (
+    RunDirectory,
+    claim,
+    start_number_of,
+    step_files,
+    step_name,
+    step_of,
+    take_start_number,
+)
 from lightning_llm.training.trainer import Trainer
 
 
@@ -44,7 +53,7 @@ def test_a_run_from_python_has_a_folder_of_its_own(train, tmp_path, logger):
         runs.append(trainer.run_dir)
         assert "step-00000002.ckpt" in names(trainer.run_dir / "checkpoints")
     assert [str(run) for run in runs] == ["here/run/version_0", "here/run/version_1"]
-    assert [sequence_number_of(run) for run in runs] == [1, 2]
+    assert [start_number_of(run) for run in runs] == [1, 2]
     assert names(tmp_path / "here") == {"run"}
     assert any(runs[0].glob("events*")) is (logger is None)
     assert (tmp_path / "logs").is_dir() is (logger == "csv")
@@ -64,7 +73,7 @@ def test_a_trainer_trains_twice(train, text_file):
     trainer.fit_loop.epoch_loop.max_steps = 4
     trainer.fit(trainer.model, trainer.datamodule)
     assert "step-00000004.ckpt" in names(trainer.run_dir / "checkpoints")
-    assert sequence_number_of(trainer.run_dir) == 2
+    assert start_number_of(trainer.run_dir) == 2
     assert not trainer.run_directory.is_open
 
 
@@ -120,9 +129,9 @@ def test_a_turn_is_written_to_no_other_file(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "run" / "turn").symlink_to(tmp_path / "precious")
-    take_sequence_number(tmp_path / "run")
+    take_start_number(tmp_path / "run")
     assert (tmp_path / "precious").read_text() == "kept"
-    assert sequence_number_of(tmp_path / "run") == 1
+    assert start_number_of(tmp_path / "run") == 1
 
 
 def test_numbers_of_others_in_names_are_passed_over(tmp_path):
@@ -166,8 +175,8 @@ def test_a_turn_that_is_no_number_is_none(tmp_path, content):
     for run in runs:
         run.mkdir()
     (runs[0] / "turn").write_text(content, errors="surrogateescape")
-    take_sequence_number(runs[1])
-    assert sequence_number_of(runs[1]) >= 0
+    take_start_number(runs[1])
+    assert start_number_of(runs[1]) >= 0
 
 
 @pytest.mark.parametrize("name", ["hparams.yaml", "status.json", "config.yaml"])
@@ -178,3 +187,19 @@ def test_a_folder_in_place_of_a_file_is_reported_before_anything_is_written(tmp_
     with pytest.raises(ValueError, match=f"{name} is a folder, expected a file"):
         directory.open()
     assert names(tmp_path) == {name}
+
+
+@pytest.mark.parametrize("step", [0, 7, 10**8])
+def test_a_step_is_read_from_the_name_that_it_gets(step):
+    assert step_of(Path("checkpoints", step_name(step))) == step
+
+
+@pytest.mark.parametrize("name", ["best.ckpt", "step-7.ckpt", "step-0000000².ckpt", "epoch=0-step=7.ckpt"])
+def test_other_names_have_none(name):
+    assert step_of(Path(name)) == -1
+
+
+def test_the_files_of_a_folder_are_in_the_order_of_their_steps(tmp_path):
+    for name in (step_name(10**8), step_name(3), "step-9.ckpt", "best.ckpt", ".step-00000004.ckpt.tmp"):
+        (tmp_path / name).touch()
+    assert [path.name for path in step_files(tmp_path)] == [step_name(3), step_name(10**8)]

@@ -1,4 +1,4 @@
-"""Which run is the newest, whatever the clock says, and what a run leaves behind."""
+"""Which runs a word means, which of them is the newest, whatever the clock says, and what a run leaves behind."""
 
 import os
 import socket
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.cli.report import RunReport
-from lightning_llm.runs.directory import CHECKPOINTS, sequence_number_of, take_sequence_number
-from lightning_llm.runs.find import CONFIG, newest_run
+from lightning_llm.runs.directory import CHECKPOINTS, start_number_of, take_start_number
+from lightning_llm.runs.event_files import EVENT_FILES
+from lightning_llm.runs.find import CONFIG, find_runs, newest_run, run_folders
+from tests.runs.test_names import changed, found, make
 from tests.tiny_run import lock_held
 
 
@@ -23,7 +25,7 @@ def make_run(tmp_path):
         file = run / CHECKPOINTS / "step-00000001.ckpt"
         file.write_bytes(b"")
         os.utime(file, (written_s, written_s))
-        take_sequence_number(run)
+        take_start_number(run)
         return run
 
     return make
@@ -32,9 +34,9 @@ def make_run(tmp_path):
 def test_within_an_experiment_the_one_started_last_is_newest_whatever_the_clock(make_run, tmp_path):
     older = make_run("a/version_0", written_s=9000)  # its clock was ahead
     newer = make_run("a/version_1", written_s=1000)
-    assert sequence_number_of(newer) == sequence_number_of(older) + 1
+    assert start_number_of(newer) == start_number_of(older) + 1
     assert newest_run(tmp_path) == newer
-    take_sequence_number(older)  # it is resumed
+    take_start_number(older)  # it is resumed
     assert newest_run(tmp_path) == older
 
 
@@ -105,3 +107,47 @@ def test_the_folder_is_kept_until_the_results_are_written(tiny, monkeypatch):
     cli = tiny("fit", **{"trainer.max_steps": 3})
     assert held == [True]
     assert not cli.trainer.run_directory.is_open
+
+
+def test_folders_are_searched_two_levels_down_in_the_order_of_numbers(tmp_path):
+    for number in (0, 10, 2):
+        make(tmp_path / "runs" / "a" / f"version_{number}", changed(seed_everything=number))
+    make(tmp_path / "runs" / "b" / "version_0", events=False)
+    said = []
+    runs_found = find_runs(
+        [str(tmp_path / "runs"), str(tmp_path / "runs" / "a")], EVENT_FILES, "no events", said.append
+    )
+    assert [run.path.name for run in runs_found] == ["version_0", "version_2", "version_10"]
+    assert said == [f"left out {tmp_path / 'runs' / 'b' / 'version_0'}: no events"]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    bare = make(tmp_path / "a" / "version_0", events=False)
+    for folder, says in (
+        (tmp_path / "nowhere", "no such directory"),
+        (tmp_path / "empty", "no run in it"),
+        (bare, "no events"),
+        (bare.parent, "no events"),
+    ):
+        with pytest.raises(ValueError, match=says) as error:
+            found(folder)
+        assert str(folder) in str(error.value)
+
+
+def test_a_config_that_is_none_is_named(tmp_path):
+    run = make(tmp_path / "a" / "version_0")
+    for content, says in (("a: [", "is not YAML"), ("- a", "must have options by name")):
+        Path(run, "config.yaml").write_text(content)
+        with pytest.raises(ValueError, match=says):
+            found(run)
+
+
+def test_folders_are_sorted_by_the_numbers_in_their_names(tmp_path):
+    names = ["version_²", "version_2", "version_10", "1²2", "version_x"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("seed_everything: 1\n")
+    folders = [path.name for path in run_folders(str(tmp_path))]
+    assert sorted(folders) == sorted(names)
+    assert folders.index("version_2") < folders.index("version_10")

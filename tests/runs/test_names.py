@@ -1,13 +1,11 @@
-"""Finding runs, what their configs differ in, and the names that come of it."""
+"""What the configs of several runs differ in, and the names that come of it."""
 
-from pathlib import Path
-
-import pytest
 import yaml
 
 from lightning_llm.io.untrusted import printable
 from lightning_llm.runs.event_files import EVENT_FILES
-from lightning_llm.runs.names import LONGEST_NAME, differences, find_runs, run_folders, run_names
+from lightning_llm.runs.find import find_runs
+from lightning_llm.runs.names import LONGEST_NAME, differences, run_names
 
 BASE = {
     "seed_everything": 1,
@@ -131,47 +129,3 @@ def test_runs_without_a_config_are_named_by_their_place(tmp_path):
     bare = make(tmp_path / "by-hand" / "first", config=None)
     one, two = make(tmp_path / "a" / "version_0"), make(tmp_path / "a" / "version_1", changed(seed_everything=2))
     assert run_names(found(bare, one, two)) == ["by-hand/first", "seed_everything=1", "seed_everything=2"]
-
-
-def test_folders_are_searched_two_levels_down_in_the_order_of_numbers(tmp_path):
-    for number in (0, 10, 2):
-        make(tmp_path / "runs" / "a" / f"version_{number}", changed(seed_everything=number))
-    make(tmp_path / "runs" / "b" / "version_0", events=False)
-    said = []
-    runs_found = find_runs(
-        [str(tmp_path / "runs"), str(tmp_path / "runs" / "a")], EVENT_FILES, "no events", said.append
-    )
-    assert [run.path.name for run in runs_found] == ["version_0", "version_2", "version_10"]
-    assert said == [f"left out {tmp_path / 'runs' / 'b' / 'version_0'}: no events"]
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    bare = make(tmp_path / "a" / "version_0", events=False)
-    for folder, says in (
-        (tmp_path / "nowhere", "no such directory"),
-        (tmp_path / "empty", "no run in it"),
-        (bare, "no events"),
-        (bare.parent, "no events"),
-    ):
-        with pytest.raises(ValueError, match=says) as error:
-            found(folder)
-        assert str(folder) in str(error.value)
-
-
-def test_a_config_that_is_none_is_named(tmp_path):
-    run = make(tmp_path / "a" / "version_0")
-    for content, says in (("a: [", "is not YAML"), ("- a", "must have options by name")):
-        Path(run, "config.yaml").write_text(content)
-        with pytest.raises(ValueError, match=says):
-            found(run)
-
-
-def test_folders_are_sorted_by_the_numbers_in_their_names(tmp_path):
-    names = ["version_²", "version_2", "version_10", "1²2", "version_x"]
-    for name in names:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text("seed_everything: 1\n")
-    found = [path.name for path in run_folders(str(tmp_path))]
-    assert sorted(found) == sorted(names)
-    assert found.index("version_2") < found.index("version_10")

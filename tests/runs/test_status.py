@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lightning_llm.runs.directory import STATUS, SUMMARY, sequence_number_of
+from lightning_llm.runs.directory import STATUS, SUMMARY, start_number_of
 from lightning_llm.runs.status import FAILED, read_summary, unfinished, write_status
 
 KNOWN = "failed (NaN); step 7, last validation loss 2.5000"
@@ -26,7 +26,7 @@ def test_a_file_that_is_none_says_nothing_and_is_not_waited_for(tmp_path, instea
         else:
             file.symlink_to("/dev/zero")
     assert unfinished(tmp_path) == (None if instead == "a large file" else UNKNOWN)
-    assert sequence_number_of(tmp_path) == 0
+    assert start_number_of(tmp_path) == 0
     with pytest.raises(ValueError, match="is damaged"):
         read_summary(tmp_path, ["val_loss"])
 

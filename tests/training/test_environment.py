@@ -15,11 +15,11 @@ import yaml
 from benchmarks.digest import digest
 from lightning_llm.__main__ import main
 from lightning_llm.accounting import hardware
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.runs.code import package_digest
+from lightning_llm.runs.directory import step_files
 from lightning_llm.training import environment, preflight
-from lightning_llm.training.environment import code_digest
 
 NEEDS = "trainer.tf32 true needs an NVIDIA GPU of compute capability 8.0 or later"
 RUN = Path("runs/run/version_0")
@@ -46,7 +46,7 @@ def test_what_auto_means_is_in_every_record(tiny, machine, features, expected):
     summary = json.loads((RUN / "summary.json").read_text())
     checkpoint = read_checkpoint(step_files(RUN / "checkpoints")[-1])
     execution = {"precision": expected, "threads": torch.get_num_threads(), "device": f"CPU with {features}"}
-    execution |= {"torch": torch.__version__, "numpy": np.__version__, "package": code_digest()}
+    execution |= {"torch": torch.__version__, "numpy": np.__version__, "package": package_digest()}
     assert written["trainer"]["precision"] == expected
     assert checkpoint["lightning_llm"]["execution"] == execution
     assert {name: summary[name] for name in execution} == execution

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.optim.base import local_shard
-from lightning_llm.runs.directory import run_dir_of
+from lightning_llm.runs.directory import run_dir_of, step_files
 from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_llm.runs.code import package_digest
 from lightning_llm.runs.options import flat
 from lightning_llm.training.distributed import host_group
-from lightning_llm.training.environment import code_digest
 
 SHOWN = 3  # differences of a rank; one wrong config file makes dozens
 Facts = dict[str, Any]
@@ -51,7 +51,7 @@ class RankConsistencyCheck(Callback):
             **{f"option {name}": value for name, value in self.options.items()},
             "data": data.state_dict().get("store") if hasattr(data, "state_dict") else None,
             "checkpoint": None if self.checkpoint is None else self.checkpoint.name,
-            "code of lightning_llm": code_digest(),
+            "code of lightning_llm": package_digest(),
             "version of torch": torch.__version__,
             "version of lightning": lightning.__version__,
             "host": socket.gethostname(),

@@ -17,10 +17,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lightning_llm.checkpoints.loop_state import set_validation_due, step_is_complete, validation_follows
-from lightning_llm.checkpoints.names import BEST, step_files, step_name, step_of
 from lightning_llm.checkpoints.reading import read_outline
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
-from lightning_llm.runs.directory import CHECKPOINTS, run_dir_of, sequence_number_of
+from lightning_llm.runs.directory import BEST, CHECKPOINTS, run_dir_of, start_number_of, step_files, step_name, step_of
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.metrics import VAL_LOSS
@@ -61,7 +60,7 @@ class RunCheckpoints(Checkpoint):
         self.keep_last, self.every_n_steps, self.asynchronous = keep_last, every_n_steps, asynchronous
         self.best_loss, self.best_step, self.validated_step = float("inf"), -1, -1
         self.newest: Path | None = None
-        self._turn = 0  # sequence number of this start of the run: tells which files it has written, of repeated steps
+        self._turn = 0  # number of this start of the run: tells which files it has written, of repeated steps
         self._files = AtomicCheckpointIO()  # takes the place of another plugin, which writes at once
         self._has_begun = False
 
@@ -82,7 +81,7 @@ class RunCheckpoints(Checkpoint):
         if stage == "fit":
             run = run_dir_of(trainer)
             self.folder = None if run is None else self._given_folder or run / CHECKPOINTS
-            self._turn = 0 if run is None else sequence_number_of(run)
+            self._turn = 0 if run is None else start_number_of(run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """In a resumed run, clean up what the previous process may have left unfinished."""
@@ -138,7 +137,7 @@ class RunCheckpoints(Checkpoint):
             self._files.then(self._delete_oldest)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, the last validation, and the run's sequence number; ModelCheckpoint's files hold it too."""
+        """The best so far, the last validation, and the number of the start; ModelCheckpoint's files hold it too."""
         return {**{name: getattr(self, name) for name in _STATE}, "turn": self._turn}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

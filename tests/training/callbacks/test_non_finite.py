@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.runs.directory import step_files
 from lightning_llm.training import LanguageModel
 
 RUN = Path("runs/run/version_0")

@@ -1,13 +1,12 @@
 """Ranks that do not run the same, and names of earlier versions."""
 
-import pytest
 import torch
 import torch.distributed as dist
 
+from lightning_llm.runs.code import package_digest
 from lightning_llm.training import callbacks
 from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck, differences_of, gather
 from lightning_llm.training.callbacks.resume_diff import ResumeDiff
-from lightning_llm.training.environment import code_digest
 
 
 def facts(**changes):
@@ -40,7 +39,7 @@ def test_what_is_compared():
     found = RankConsistencyCheck({"model": {"loss_chunks": 4}}).facts(Data())
     assert found["option model.loss_chunks"] == 4
     assert found["data"] == "0123"
-    assert found["code of lightning_llm"] == code_digest()
+    assert found["code of lightning_llm"] == package_digest()
     assert found["version of torch"] == torch.__version__
 
 
@@ -51,18 +50,6 @@ def gather_in(rank):
 
 def test_facts_of_all_processes_in_their_order(two_processes):
     two_processes(gather_in)
-
-
-@pytest.mark.parametrize("change", ["text", "name"])
-def test_the_digest_knows_every_file(monkeypatch, tmp_path, change):
-    (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr("lightning_llm.training.environment.PACKAGE", tmp_path)
-    before = code_digest()
-    if change == "text":
-        (tmp_path / "a.py").write_text("2")
-    else:
-        (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert code_digest() != before
 
 
 def test_the_names_of_earlier_versions_mean_the_same():

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from lightning_llm.checkpoints.names import step_files
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.runs.directory import step_files
 from lightning_llm.training.callbacks import RunCheckpoints
 from tests.cli.test_resume import CONSTANT, FOLDER, OFTEN
 

@@ -1,132 +1,24 @@
-"""The process of a command: what its signals do, and what its standard streams do.
+"""The standard streams of a command: what reaches them, whoever prints it, and what a slow import shows there.
 
-Signals outside of training: Ctrl-C, SIGTERM and SIGHUP end a command with one line and status 128 plus the signal's
-number. The first signal raises ``KeyboardInterrupt``, so that cleanup runs. In a process of the command's own, two
-cases leave at once: a second signal, and one during an import, where libraries swallow exceptions or print them. A
-signal that the parent ignores, as ``nohup`` and background jobs of scripts do, stays ignored.
-
-Streams: whatever any library prints reaches a terminal or a file without characters that a terminal obeys; Lightning's
-notes on devices and services are hidden. ``fit | head`` continues training, ``generate | head`` ends silently.
+Whatever any library prints reaches a terminal or a file without characters that a terminal obeys; Lightning's notes on
+devices and services are hidden. ``fit | head`` continues training, ``generate | head`` ends silently.
 """
 
-import atexit
 import errno
 import io
 import logging
 import os
-import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FrameType
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, TextIO, cast
 
-from lightning_llm.io.processes import ENDING
+from lightning_llm.io.processes import is_first_process
 from lightning_llm.io.untrusted import ESCAPE, printable
-
-# ---- signals
-
-PROGRAM = "lightning-llm"
-
-
-class Interrupts:
-    """What signals do to a command.
-
-    Attributes:
-        number: The newest signal, 0 before any.
-        command: The command's name, for the line.
-        program: What stands before it.
-    """
-
-    def __init__(self) -> None:
-        self.number, self.command, self.program = 0, "", PROGRAM
-        self._process: int | None = None  # if it is the command's own
-        self._status: int | None = None
-        self._taken: dict[int, Any] = {}
-
-    @property
-    def is_own_process(self) -> bool:
-        """Whether this process was started for the command, and is not a child that holds a copy of this."""
-        return self._process == os.getpid()
-
-    def own_process(self, command: str) -> None:
-        """From now until the process ends: take SIGINT, and leave where Python would swallow the interruption."""
-        self.command, self._process = command, os.getpid()
-        self._take([signal.SIGINT])
-        sys.unraisablehook = self._swallowed
-        atexit.register(self.hold_off)  # the last handler of all: Python's own shutdown prints nothing
-
-    @contextmanager
-    def taken(self, command: str) -> Iterator[None]:
-        """Take all of ``ENDING`` while a command runs; in a process of its own, until the process ends."""
-        before, outer, self._taken = self._taken, self.command, {}
-        self.command, self.number = command, 0
-        self._take(ENDING)
-        try:
-            yield
-        finally:
-            if not self.is_own_process:
-                for number, handler in self._taken.items():
-                    signal.signal(number, handler)
-            self._taken = before | self._taken if self.is_own_process else before
-            self.command = outer if before else command  # one command may run inside of another
-
-    def hold_off(self) -> None:
-        """Ignore further signals while the command, or Python, ends."""
-        if threading.current_thread() is threading.main_thread():
-            for number in self._taken:
-                signal.signal(number, signal.SIG_IGN)
-
-    def settle(self, status: int) -> None:
-        """The result is printed: in a process of its own, a signal now leaves with this status."""
-        self._status = status
-        for number in self._taken:
-            signal.signal(number, self._handle)
-
-    def say(self, number: int, note: str = "") -> int:
-        """Print the line, if this is the first of all processes; returns the exit status."""
-        if is_first_process():
-            print(self._line(number, note), file=sys.stderr)
-        return 128 + number
-
-    def _leave(self, number: int) -> NoReturn:
-        if is_first_process():
-            with suppress(OSError):  # sys.stderr may be in the middle of a line, and would fail
-                os.write(2, f"{self._line(number)}\n".encode())
-        os._exit(128 + number)
-
-    def _line(self, number: int, note: str = "") -> str:
-        start = "\n" if os.isatty(2) else ""  # after the terminal's ^C
-        by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
-        return f"{start}{f'{self.program} {self.command}'.strip()}: interrupted{by}{note}"
-
-    def _take(self, numbers: Sequence[int]) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in numbers:
-                if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None):
-                    self._taken[number] = handler
-                    signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._status is not None:
-            os._exit(self._status)
-        again, self.number = self.number, number
-        if self.is_own_process and (again or _is_importing(frame)):
-            self._leave(number)
-        raise KeyboardInterrupt
-
-    def _swallowed(self, failure: Any) -> None:
-        if isinstance(failure.exc_value, KeyboardInterrupt) and self.is_own_process and self.number:
-            self._leave(self.number)
-        sys.__unraisablehook__(failure)
-
-
-interrupts = Interrupts()
-
 
 # ---- slow imports
 
@@ -186,18 +78,7 @@ def note_imports(program: str) -> None:
         sys.meta_path.insert(0, ImportNote(program))
 
 
-def is_first_process() -> bool:
-    """Whether this is the first of the processes that train together, before they have met."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return frame is not None
-
-
-# ---- standard streams
+# ---- what is printed
 
 DRAWING = ("rich", "tqdm")  # their own codes pass; what rich draws comes from our Console, which escapes the text in it
 IGNORED_WARNINGS = (

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from lightning_llm.ablate import outlay
+from lightning_llm.ablate import setup
 from lightning_llm.ablate.cost import flops_of
-from lightning_llm.ablate.outlay import outlay_of
+from lightning_llm.ablate.setup import outlay_of
 from lightning_llm.measure.timer import Timing
 
 
 @pytest.fixture
 def two_seconds_a_step(monkeypatch):
     """Each step takes two seconds, on a machine with eight cores."""
-    monkeypatch.setattr(outlay, "interleave", lambda steps, **options: {"baseline": Timing((2.0, 2.0, 2.0))})
+    monkeypatch.setattr(setup, "interleave", lambda steps, **options: {"baseline": Timing((2.0, 2.0, 2.0))})
     monkeypatch.setattr("lightning_llm.ablate.local.cores", lambda: list(range(8)))
-    monkeypatch.setattr(outlay, "threads_for", lambda accelerator, gpus, need_bytes, workers: 2)
+    monkeypatch.setattr(setup, "threads_for", lambda accelerator, gpus, need_bytes, workers: 2)
 
 
 def test_runs_share_the_cores(make_arm, two_seconds_a_step):
