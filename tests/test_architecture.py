@@ -65,9 +65,9 @@ GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 25_910  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
+CODE_LINES = 25_907  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
 FILES = 263
-ALL_LINES = 41_148
+ALL_LINES = 41_157
 BENCHMARK_LINES = 6_175  # of benchmarks/, which is not installed; with runs per hour, sizes, streams, and predictions
 SMALL = "make something else unnecessary, or raise the limit and say why in the commit (CONTRIBUTING.md)"
 DOCSTRING_SHARE = 0.2  # of all lines, at least

@@ -88,6 +88,12 @@ INTERFACES = (
         "config.recompile_limit: so many graphs of one code, then it runs uncompiled",
         has("torch._dynamo:config", "recompile_limit"),
     ),
+    Interface(
+        "_should_accumulate",
+        "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop",
+        "false after the last micro-batch of a step; a test below compares it with the steps taken",
+        has("lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop", "_should_accumulate"),
+    ),
     Interface("_fused_adamw_", "torch", "AdamW as one kernel on CPU and CUDA", has("torch", "_fused_adamw_")),
     Interface(
         "_softmax_backward_data",
@@ -407,3 +413,19 @@ def test_lightnings_loops_count_as_we_read_them(tmp_path):
     known = {key: {"state_dict", "batch_progress"} for key in ("validate_loop", "test_loop", "predict_loop")}
     known[loop_state.FIT_LOOP] = set(loop_state.FIT_LOOP_PARTS)
     assert {name: set(part) for name, part in loops.items()} == known, "lightning added or renamed a part of its loops"
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_the_last_micro_batches_of_an_epoch_are_a_step_however_few():
+    model, steps = Counting(), []
+    note = pl.callbacks.LambdaCallback(on_train_batch_end=lambda trainer, *args: steps.append(trainer.global_step))
+    trainer = pl.Trainer(
+        callbacks=[note],
+        **{"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False},
+        **{"max_epochs": 2, "accumulate_grad_batches": 2, "enable_checkpointing": False, "num_sanity_val_steps": 0},
+    )
+    batches = torch.utils.data.DataLoader(torch.ones(5, 1))
+    trainer.fit(model, batches, batches)
+    complete = [is_complete for _, _, is_complete, _ in model.seen]
+    assert complete == [after > before for before, after in zip([0, *steps], steps, strict=False)]
+    assert steps[-1] == sum(complete) == 6

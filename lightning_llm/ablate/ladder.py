@@ -208,8 +208,7 @@ def promise_of(ladder: Ladder, size: str) -> dict[str, Any] | None:
 
 def promised_sizes(ladder: Ladder) -> list[str]:
     """The sizes with a promise, the smallest first."""
-    names = [path.stem for path in (ladder.out / PROMISES).glob("*.json")]
-    return sorted(names, key=parse_size)
+    return sorted((path.stem for path in (ladder.out / PROMISES).glob("*.json")), key=parse_size)
 
 
 def store_promise(ladder: Ladder, promise: Mapping[str, Any]) -> str:

@@ -275,7 +275,8 @@ def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[
     facts = f"{report['metric']}, {report['pairs']} pairs at each size, alpha {report['alpha']:g} per size"
     unfinished = [] if report["has_ended"] else ["<p><strong>The ladder has not ended.</strong></p>"]
     caption = "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
-    caption += "baseline's own losses between the sizes, taken as exact. FLOPs are counted, with head and attention."
+    caption += "baseline's own losses between the sizes, which is taken as exact. "
+    caption += "FLOPs are counted, with head and attention."
     sections = [
         f"<h1>{page.text(report['name'])}</h1>",
         f'<p class="soft">{page.text(facts)}</p>',

@@ -69,8 +69,7 @@ def reusable(
     folders = [] if reuse == "none" else siblings(out)
     for folder in folders:
         with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
-            plan = Plan.read(folder)
-            names = dict.fromkeys(_finished(plan, identities, arms, tuned), folder.name)
+            names = dict.fromkeys(_finished(Plan.read(folder), identities, arms, tuned), folder.name)
             runs = {**names, **runs}
             if str(first) in names and (replay := load_experiment(folder).replay):
                 replays[folder.name] = {"difference": replay.difference, "source": replay.source or folder.name}

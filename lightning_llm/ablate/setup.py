@@ -2,12 +2,12 @@
 
 1. Baseline and variants are read as ``fit`` reads them, and compared (``ablate.comparability``).
 2. Costs are matched (``ablate.matching``).
-3. The plan is frozen with a snapshot of code and configs, or compared with the one that the folder has.
+3. What the runs would take is counted, and estimated from a few timed steps, if that is asked for.
+4. The plan is frozen with a snapshot of code and configs, or compared with the one that the folder has.
 """
 
 import math
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.timer import interleave, num_threads
-from lightning_llm.runs.code import PACKAGE, code_of
+from lightning_llm.runs.code import code_of, commit_of_package
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
 from lightning_llm.training.initial_weights import read_initial_weights
@@ -89,8 +89,7 @@ class Setup:
         self._checked_values: set[float] = set()  # values whose grid was checked
         self._matched: dict[str, Matched] = {}  # what matches a variant with the baseline
         base = self._arm(BASELINE, {})
-        metrics = (experiment.metric, *experiment.secondary)
-        refuse_unsuitable(base, metrics)
+        refuse_unsuitable(base, (experiment.metric, *experiment.secondary))
         self._check_grid(base)
         # before the modules of a variant are imported: a change of these does not change the baseline
         self._code_of_baseline = code_hash(code_of({BASELINE: base.options}))
@@ -151,7 +150,7 @@ class Setup:
         content["configs"] = list(self.experiment.baseline)
         identities, tune = self._identities(threads), self.experiment.tune
         arms = {name: {**facts, "identity": identities[name].hash} for name, facts in self._facts().items()}
-        content |= {"sides": arms, "commit": commit_of(PACKAGE), "seen": self._seen(), **self._more}
+        content |= {"sides": arms, "commit": commit_of_package(), "seen": self._seen(), **self._more}
         tuned = None if tune is None else str(tune["option"])
         first_seed = self.experiment.first_seed
         content["reused"] = reusable(out, identities, self._reuse, first_seed=first_seed, tuned=tuned)
@@ -278,18 +277,6 @@ def chance_of(arm: Arm, metric: str) -> float | None:
     if metric != BITS:
         return nats
     return None if arm.data.bytes_per_token is None else nats / math.log(2) / arm.data.bytes_per_token
-
-
-def commit_of(package: Path) -> str | None:
-    """The git commit of the package, with a mark if files were changed since; ``None`` if it is not in a clone."""
-    if not (package.parent / ".git").exists():
-        return None
-    command = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return process.stdout.strip() or None
 
 
 def tuned_value(arm: Arm, option: str) -> float:

@@ -1,7 +1,5 @@
 """Rows of measurements: written and read as JSON, shown as tables. Loads no torch."""
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from pathlib import Path
@@ -16,6 +14,7 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import MIB as MIB
 from lightning_llm.io.untrusted import read_json
+from lightning_llm.runs.code import commit_of_package
 
 MEASURED = (  # the fields of every row
     *("forward_s", "backward_s", "total_s", "total_p20_s", "total_p80_s", "ratio", "ratio_p20", "ratio_p80"),
@@ -71,10 +70,7 @@ def write_rows(
         files: The code that it measured, from the root of a clone; by default all of the package.
         commit: Of the code, where git cannot tell: in a copy of a clone, or on a machine without git.
     """
-    root = Path(__file__).parents[2]
-    git = ["git", "-C", str(root), "log", "-1", "--format=%H"]
-    if (root / ".git").exists() and shutil.which("git"):
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or commit
+    commit = (commit_of_package() or "").removesuffix("-dirty") or commit
     record = {"command": command, "date": date.today().isoformat(), "commit": commit}
     written = [{k: v for k, v in vars(row).items() if not k.startswith("_")} for row in rows]
     write_json(path, {**record, "files": list(files) or ["lightning_llm"], "rows": written}, indent=1)

@@ -44,8 +44,8 @@ LOOPS = open_record(
 
 
 def step_is_complete(trainer: "Trainer") -> bool:
-    """Whether the current micro-batch is the last of its optimizer step."""
-    return trainer.fit_loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches == 0
+    """Whether the current micro-batch is the last of its optimizer step; the last one of an epoch always is."""
+    return not trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def micro_batch_of_step(trainer: "Trainer") -> int:

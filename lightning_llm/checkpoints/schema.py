@@ -251,7 +251,8 @@ def _tokenizer_problems(text: str | None, config: ModelConfig | None) -> Iterato
 def _optimizer_problems(content: Mapping[str, Any]) -> Iterator[str]:
     states, schedulers = content.get("optimizer_states", []), content.get("lr_schedulers", [])
     last = content.get("global_step", math.inf) if len(states) == 1 else math.inf
-    if "schedule" in content.get("hyper_parameters", {}) and "optimizer_states" in content:  # LanguageModel's own
+    is_own = "schedule" in content.get("hyper_parameters", {}) and "optimizer_states" in content  # LanguageModel's
+    if is_own:
         for name, items in (("optimizer_states", states), ("lr_schedulers", schedulers)):
             if len(items) != 1:
                 yield f"{name} is a list of {len(items)}, expected one"
@@ -270,7 +271,7 @@ def _optimizer_problems(content: Mapping[str, Any]) -> Iterator[str]:
         where = f"lr_schedulers[{index}]"
         if reserved := sorted(schedule.keys() & _RESERVED):
             yield f"{where}.{reserved[0]} is not part of a scheduler's state"
-        if "lr_lambdas" in schedule and schedule.get("last_epoch") != content.get("global_step", 0):  # our own
+        if is_own and "lr_lambdas" in schedule and schedule.get("last_epoch") != content.get("global_step", 0):
             yield f"{where}.last_epoch is {shown(schedule.get('last_epoch'))}, expected the global_step"
         for name in ("base_lrs", "_last_lr", "lr_lambdas"):
             if len(groups) == 1 and name in schedule and len(schedule[name]) not in groups:

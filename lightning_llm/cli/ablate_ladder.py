@@ -100,11 +100,9 @@ def extend_ladder(options: argparse.Namespace) -> None:
     ladder, computes = read_ladder(options.folder)
     ladder = ladder.with_target(options.size, promised_sizes(ladder))
     if (stored := promise_of(ladder, options.size)) is None:
-        setup = _set_up(ladder, options.size, options)
-        computes[options.size] = setup.compute
+        computes[options.size] = _set_up(ladder, options.size, options).compute
         check_reach(ladder, computes)
-        promise = promise_for(ladder, computes)
-        digest = store_promise(ladder, promise)
+        digest = store_promise(ladder, promise_for(ladder, computes))
         ablate_run.say([f"stored the prediction for {options.size}: {ladder.out / PROMISES / options.size}.json"])
     else:
         digest = stored["hash"]

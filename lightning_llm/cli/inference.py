@@ -8,7 +8,6 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.progress import progress_bar
 from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import prefixed, read_text
-from lightning_llm.runs.find import RUNS, find_checkpoint, named_checkpoint
+from lightning_llm.runs.find import RUNS, named_checkpoint, open_model
 
 if TYPE_CHECKING:
     from lightning_llm.generation import Sampling, Score
@@ -41,7 +40,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options of :func:`_open_model`."""
+    """The options of :func:`open_model`."""
     parser.add_argument("checkpoint", help=MODELS)
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or mps (default: cpu)")
     add_trust_option(parser)
@@ -80,7 +79,7 @@ def run_generate(options: argparse.Namespace) -> None:
     from lightning_llm.generation import Sampling
 
     sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
-    model, tokenizer = _open_model(options.checkpoint, options.device, trust_code=options.trust_code)
+    model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
     print_data()
     if prompt is not None:
         _write(model, tokenizer, prompt, sampling, options)
@@ -93,49 +92,6 @@ def run_generate(options: argparse.Namespace) -> None:
             print()
         except ValueError as error:
             print(f"lightning-llm generate: {one_line(error)}", file=sys.stderr)
-
-
-def _open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", Tokenizer]:
-    """The model, in evaluation mode, and its tokenizer.
-
-    Args:
-        name: A checkpoint, a run directory, an exported folder, or ``last`` or ``best`` of the runs below ``runs``.
-        device: Where it goes.
-        trust_code: Whether it may name classes outside lightning_llm.
-
-    Raises:
-        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
-    """
-    _check_device(device)
-    from lightning_llm.checkpoints.reading import load_transformer
-    from lightning_llm.interop.reader import is_model_folder, load_model
-
-    tokenizer: str | None
-    if is_model_folder(Path(name)):
-        model, tokenizer = load_model(Path(name), device)
-    else:
-        model, tokenizer = load_transformer(find_checkpoint(name, RUNS), device, trust_code=trust_code)
-    if tokenizer is None:
-        raise ValueError(f"{name} holds no tokenizer: give a model that was trained or exported with one")
-    return model, Tokenizer.from_str(tokenizer)
-
-
-def _check_device(name: str) -> None:
-    """Refuse a device that this machine lacks, before anything is read.
-
-    Raises:
-        ValueError: It is unknown, or not available.
-    """
-    import torch
-
-    device = None
-    with suppress(RuntimeError):  # no device of torch
-        device = torch.device(name)
-    if device is None or device.type not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"device {name!r} is not supported: choose cpu, cuda or mps")
-    number = torch.cuda.device_count() if device.type == "cuda" else int(torch.backends.mps.is_available())
-    if device.type != "cpu" and (device.index or 0) >= number:
-        raise ValueError(f"device {name}: this torch finds {number} such devices on this machine: choose cpu")
 
 
 def _prompt(options: argparse.Namespace) -> str:
@@ -195,7 +151,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
     named_checkpoint(options.checkpoint, RUNS)
     from lightning_llm.generation import Score
 
-    model, tokenizer = _open_model(options.checkpoint, options.device, trust_code=options.trust_code)
+    model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
     total, rows = Score(), []
     with progress_bar(corpus.size, True) as phase:
         for document in corpus.documents(phase("evaluating")):

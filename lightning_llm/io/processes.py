@@ -1,4 +1,4 @@
-"""The other processes of this host, those that train together, and the signals that end one."""
+"""What is known of processes without asking them: whether one is alive, which trains as the first; what ends one."""
 
 import os
 import signal

@@ -7,9 +7,9 @@ arXiv:2203.03466, tables 3 and 8, for Adam):
 ===================================  =======================  ======================
 parameter                            initial value times      learning rate times
 ===================================  =======================  ======================
-q_proj.weight, with ``qk_norm`` not  q / sqrt(m)              q / m
-q_proj.bias, with ``qk_norm``        q                        q
-q_norm.weight
+q_proj.weight, without ``qk_norm``   q / sqrt(m)              q / m
+q_proj.bias, without ``qk_norm``     q                        q
+q_norm.weight, with ``qk_norm``      q                        q
 lm_head.weight                       1 / m                    1 / m
 other projections                    1 / sqrt(m)              1 / m
 embeddings, norms, biases            1                        1

@@ -105,7 +105,7 @@ class Schedule(abc.ABC):
     """A learning rate as a factor of the optimizer's own. Derive your own schedules from it.
 
     Attributes:
-        step_options: Those of its options that count steps: ``ablate`` scales them where it scales a run.
+        step_options: Of a built-in schedule, the options that count steps: ``ablate`` scales them with the run.
     """
 
     step_options: ClassVar[tuple[str, ...]] = ()

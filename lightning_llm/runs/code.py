@@ -2,15 +2,16 @@
 
 import hashlib
 import os
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.io.untrusted import values_in
+from lightning_llm.io.trust import texts_in
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -24,13 +25,26 @@ def package_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def commit_of_package() -> str | None:
+    """The git commit of the package, with a mark if files were changed since; ``None`` if it is not in a clone."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return process.stdout.strip() or None
+
+
 def code_of(configs: Mapping[str, Any]) -> dict[str, Path]:
     """The files that runs of these options use, by name: this package, and the user's own modules.
 
     Modules in the standard library or installed for this interpreter are no part of it.
     """
     snapshot = {f"{PACKAGE.name}/{name}": path for name, path in code_in(PACKAGE).items()}
-    paths = {leaf for leaf in _texts_in(configs) if "." in leaf and all(map(str.isidentifier, leaf.split(".")))}
+    texts = (text for options in configs.values() for text in texts_in(options))
+    paths = {text for text in texts if "." in text and all(map(str.isidentifier, text.split(".")))}
     for top, rest in sorted({tuple(path.split(".")[:2]) for path in paths}):
         with suppress(ValueError, ImportError):
             spec = find_spec(top)
@@ -68,10 +82,3 @@ def code_in(folder: Path) -> dict[str, Path]:
 def _is_installed(location: Path) -> bool:
     paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
     return any(location.resolve().is_relative_to(Path(path).resolve()) for path in paths)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    for inner in values_in(value):
-        yield from _texts_in(inner)

@@ -4,7 +4,7 @@ Each run has its own folder, ``<trainer.default_root_dir>/<name of the config>/v
 whatever its loggers are. In it are
 
 config.yaml               every option, resolved: `lightning-llm fit --config` reads it again
-checkpoints/              step-00001000.ckpt and so on, each a file or a folder, and best.ckpt
+checkpoints/              step-00001000.ckpt and so on, and best.ckpt: see training.callbacks.run_checkpoints
 events.out.tfevents…      TensorBoard
 job                       the SLURM or torchrun job that made it, if one did
 memory_plan.json          what `model.memory_budget` chose, if it was given

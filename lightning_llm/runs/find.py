@@ -1,4 +1,4 @@
-"""Which runs, and which checkpoint, a command means by a word: a folder, ``last``, ``best`` or a path.
+"""Which runs, checkpoint and model a command means by a word: a folder, ``last``, ``best`` or a path.
 
 torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do not wait for it.
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import number_in, read_text
@@ -19,8 +19,120 @@ from lightning_llm.runs.event_files import EVENT_FILES
 from lightning_llm.runs.options import CALLBACKS, SEEDS, short_options
 from lightning_llm.runs.status import read_summary
 
+if TYPE_CHECKING:
+    from lightning_llm.data.tokenizers import Tokenizer
+    from lightning_llm.model.transformer import Transformer
+
 RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
+
+
+# ---- runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run directory.
+
+    Attributes:
+        path: Where it is.
+        options: Its options by short names (see ``runs.options``); empty if nothing is known of them.
+    """
+
+    path: Path
+    options: Mapping[str, Any]
+
+    @property
+    def short_path(self) -> str:
+        """The last two folders of its path."""
+        return "/".join(part for part in self.path.resolve().parts[-2:] if part != "/")
+
+    @property
+    def seed(self) -> tuple[Any, ...]:
+        """The seeds of weights and data."""
+        return tuple(self.options.get(name) for name in SEEDS)
+
+
+def find_runs(
+    names: Sequence[str], file: str = "", message: str = "", say: Callable[[str], object] = lambda line: None
+) -> list[Run]:
+    """The runs that a command line names.
+
+    Args:
+        names: Run directories, and folders that contain some, up to two levels down.
+        file: Pattern of a file that a run must have; empty: none.
+        message: The message about a run that does not have it.
+        say: Called with a line for each run that was found below a folder and left out for that.
+
+    Raises:
+        ValueError: A directory that does not exist, contains no run, or is a run without the file.
+    """
+    paths: dict[object, Path] = {}
+    for name in names:
+        runs = run_folders(name)
+        complete = [path for path in runs if not file or any(path.glob(file))]
+        if not complete:
+            raise ValueError(f"{name}: {message}")
+        for path in runs:
+            if path in complete:
+                paths.setdefault(identity_of(path), path)
+            else:
+                say(f"left out {path}: {message}")
+    return [Run(path, _options(path)) for path in paths.values()]
+
+
+def run_folders(name: str) -> list[Path]:
+    """The run directories that a word of a command line names: itself, and those up to two levels down.
+
+    Raises:
+        ValueError: There is no such directory, or no run in it.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
+    seen: set[str] = set()
+    runs: list[Path] = []
+    level = [folder]
+    for _ in range(3):  # each folder once, however many links lead to it
+        by_real_path = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
+        level = [path for real, path in by_real_path.items() if real not in seen and path.is_dir()]
+        seen |= by_real_path.keys()
+        runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENT_FILES))]
+        level = [inner for path in level for inner in path.glob("*")]
+    runs.sort(key=lambda path: (path != folder, _natural(path)))
+    if not runs:
+        deeper = next(iter(sorted(folder.glob("*/*/*/*"))), None)  # such as those of an experiment
+        hint = "" if deeper is None else f"; give a folder in it, such as {deeper.parents[2]}"
+        raise ValueError(f"{name}: no run in it or up to two levels below{hint}")
+    return runs
+
+
+def identity_of(run: Path) -> object:
+    """What two paths of the same run have in common: links lead to one folder, or another experiment has its files."""
+    try:
+        status = (run / CONFIG).stat()
+    except OSError:
+        return run.resolve()
+    return status.st_dev, status.st_ino
+
+
+def _options(run: Path) -> dict[str, Any]:
+    """The options in its config; of a run that Python started, those in its summary."""
+    options: Any = None
+    if (run / CONFIG).is_file():
+        options = read_config(run / CONFIG)
+    elif (run / SUMMARY).is_file():
+        options = read_summary(run, ()).get("options")
+    return {CALLBACKS: [], **short_options(options)} if isinstance(options, Mapping) else {}
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A key that sorts version_2 before version_10."""
+    pieces = [(number_in(piece), piece) for piece in re.split("([0-9]+)", str(path))]
+    return [(-1, piece) if number is None else (number, "") for number, piece in pieces]
+
+
+# ---- checkpoints
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -155,103 +267,51 @@ def _newest_first(run: Path) -> list[Path]:
     return sorted(recencies, key=recencies.__getitem__, reverse=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run directory.
-
-    Attributes:
-        path: Where it is.
-        options: Its options by short names (see ``runs.options``); empty if nothing is known of them.
-    """
-
-    path: Path
-    options: Mapping[str, Any]
-
-    @property
-    def short_path(self) -> str:
-        """The last two folders of its path."""
-        return "/".join(part for part in self.path.resolve().parts[-2:] if part != "/")
-
-    @property
-    def seed(self) -> tuple[Any, ...]:
-        """The seeds of weights and data."""
-        return tuple(self.options.get(name) for name in SEEDS)
+# ---- models
 
 
-def find_runs(
-    names: Sequence[str], file: str = "", message: str = "", say: Callable[[str], object] = lambda line: None
-) -> list[Run]:
-    """The runs that a command line names.
+def open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", "Tokenizer"]:
+    """The model, in evaluation mode, and its tokenizer.
 
     Args:
-        names: Run directories, and folders that contain some, up to two levels down.
-        file: Pattern of a file that a run must have; empty: none.
-        message: The message about a run that does not have it.
-        say: Called with a line for each run that was found below a folder and left out for that.
+        name: A checkpoint, a run directory, an exported folder, or ``last`` or ``best`` of the runs below ``runs``.
+        device: Where it goes.
+        trust_code: Whether it may name classes outside lightning_llm.
 
     Raises:
-        ValueError: A directory that does not exist, contains no run, or is a run without the file.
+        ValueError: There is no such model or device, or the model cannot be read, is not trusted, or has no tokenizer.
     """
-    paths: dict[object, Path] = {}
-    for name in names:
-        runs = run_folders(name)
-        complete = [path for path in runs if not file or any(path.glob(file))]
-        if not complete:
-            raise ValueError(f"{name}: {message}")
-        for path in runs:
-            if path in complete:
-                paths.setdefault(identity_of(path), path)
-            else:
-                say(f"left out {path}: {message}")
-    return [Run(path, _options(path)) for path in paths.values()]
+    check_device(device)
+    from lightning_llm.checkpoints.reading import load_transformer
+    from lightning_llm.data.tokenizers import Tokenizer
+    from lightning_llm.interop.reader import is_model_folder, load_model
+
+    tokenizer: str | None
+    if is_model_folder(Path(name)):
+        model, tokenizer = load_model(Path(name), device)
+    else:
+        model, tokenizer = load_transformer(find_checkpoint(name, RUNS), device, trust_code=trust_code)
+    if tokenizer is None:
+        raise ValueError(f"{name} holds no tokenizer: give a model that was trained or exported with one")
+    return model, Tokenizer.from_str(tokenizer)
 
 
-def run_folders(name: str) -> list[Path]:
-    """The run directories that a word of a command line names: itself, and those up to two levels down.
+def check_device(name: str) -> None:
+    """Refuse a device that this machine lacks, before anything is read.
 
     Raises:
-        ValueError: There is no such directory, or no run in it.
+        ValueError: It is unknown, or not available.
     """
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ValueError(f"{name}: no such directory; give run directories, or a folder that contains some")
-    seen: set[str] = set()
-    runs: list[Path] = []
-    level = [folder]
-    for _ in range(3):  # each folder once, however many links lead to it
-        by_real_path = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
-        level = [path for real, path in by_real_path.items() if real not in seen and path.is_dir()]
-        seen |= by_real_path.keys()
-        runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENT_FILES))]
-        level = [inner for path in level for inner in path.glob("*")]
-    runs.sort(key=lambda path: (path != folder, _natural(path)))
-    if not runs:
-        deeper = next(iter(sorted(folder.glob("*/*/*/*"))), None)  # such as those of an experiment
-        hint = "" if deeper is None else f"; give a folder in it, such as {deeper.parents[2]}"
-        raise ValueError(f"{name}: no run in it or up to two levels below{hint}")
-    return runs
+    import torch
 
-
-def identity_of(run: Path) -> object:
-    """What two paths of the same run have in common: links lead to one folder, or another experiment has its files."""
     try:
-        status = (run / CONFIG).stat()
-    except OSError:
-        return run.resolve()
-    return status.st_dev, status.st_ino
-
-
-def _options(run: Path) -> dict[str, Any]:
-    """The options in its config; of a run that Python started, those in its summary."""
-    options: Any = None
-    if (run / CONFIG).is_file():
-        options = read_config(run / CONFIG)
-    elif (run / SUMMARY).is_file():
-        options = read_summary(run, ()).get("options")
-    return {CALLBACKS: [], **short_options(options)} if isinstance(options, Mapping) else {}
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """A key that sorts version_2 before version_10."""
-    pieces = [(number_in(piece), piece) for piece in re.split("([0-9]+)", str(path))]
-    return [(-1, piece) if number is None else (number, "") for number, piece in pieces]
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is unknown: choose cpu, cuda or mps") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"device {name}: this torch finds {count} CUDA devices on this machine: choose cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {name}: this torch finds none on this machine: choose cpu")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device {name!r} is not supported: choose cpu, cuda or mps")

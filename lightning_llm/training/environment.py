@@ -6,6 +6,7 @@ a resumed run prints what has changed. ``docs/resume.md`` says when two runs hav
 
 import ctypes
 import functools
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -112,9 +113,13 @@ def print_changes(saved: Mapping[str, Any], trainer: Any) -> None:
         print("Changed since the checkpoint, so the bits may differ:", *lines, sep="\n  ")
 
 
-def seed_dropout(trainer: Any) -> None:
-    """Make dropout a function of seed, position and process: a resumed run drops what an uninterrupted one would."""
-    seed = int(getattr(getattr(trainer, "datamodule", None), "seed", None) or 0)
+def seed_dropout(trainer: Any, seed: int | None) -> None:
+    """Make dropout a function of seed, position and process: a resumed run drops what an uninterrupted one would.
+
+    ``seed`` is that of the initial values; ``None``: that of Lightning's ``seed_everything``, else that of the data.
+    """
+    others = os.environ.get("PL_GLOBAL_SEED"), getattr(getattr(trainer, "datamodule", None), "seed", None)
+    seed = next((int(known) for known in (seed, *others) if known is not None), 0)
     torch.manual_seed(hash((seed, micro_batches_started(trainer), trainer.global_rank)) % 2**63)
 
 

@@ -70,7 +70,7 @@ class LanguageModelMetrics(Metric):
         others, if there are any; ``recall_share`` is the share of the former.
         """
         loss = (self.nats / self.tokens).item()
-        result = {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+        result = {"loss": loss, "perplexity": math.exp(loss) if not loss >= 700 else math.inf}
         if self.bytes > 0:
             result["bits_per_byte"] = (self.nats / math.log(2) / self.bytes).item()
         sums, tokens = self.recall.tolist(), float(self.recall[:, 1].sum())

@@ -199,11 +199,9 @@ class LanguageModel(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one micro-batch, multiplied by its share of the step: see :class:`StepLoss`."""
-        if self.architecture.dropout:
-            seed_dropout(self.trainer)
+        seed_dropout(self.trainer, self.seed)
         self._count = None
-        loss = self.loss(batch)
-        return self.step_loss.weighted(loss, batch, self._count, self.trainer)
+        return self.step_loss.weighted(self.loss(batch), batch, self._count, self.trainer)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None

@@ -81,7 +81,7 @@ class StepLoss:
 
         Args:
             optimizer: Of all parameters.
-            clip_value: ``trainer.gradient_clip_val``.
+            clip_value: ``trainer.gradient_clip_val``; 0 clips nothing, as ``None``.
             clip_algorithm: ``norm``, which ``None`` means, or ``value``.
             trainer: At the end of a step; one without ``weighted`` losses needs none.
 
@@ -95,7 +95,7 @@ class StepLoss:
                 dist.all_reduce(total)
             factor = (_micro_batches(trainer) * self._unit / total).where(total > 0, 1)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        by_value = clip_algorithm == "value" and clip_value is not None
+        by_value = clip_algorithm == "value" and bool(clip_value)
         max_norm = float("inf") if by_value else clip_value or float("inf")
         norm = clip_grad_norm_(parameters, max_norm, factor=factor)
         if by_value:

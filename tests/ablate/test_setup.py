@@ -1,4 +1,4 @@
-"""What all runs of an experiment take."""
+"""What all runs of an experiment take. How its arms are read and its plan is frozen: tests/cli/test_ablate.py."""
 
 import pytest
 import torch

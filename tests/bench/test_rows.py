@@ -20,7 +20,7 @@ def test_what_is_written_is_read_again_without_private_fields(tmp_path):
 
 
 def test_rows_of_a_copy_without_git_name_its_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rows, "commit_of_package", lambda: None)
     for commit in (None, "c0ffee"):
         rows.write_rows([], tmp_path / "rows.json", "x", commit=commit)
         assert json.loads((tmp_path / "rows.json").read_text())["commit"] == commit

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -141,31 +140,3 @@ def test_a_run_without_a_config_has_a_length_and_says_so(tiny, tmp_path, capsys)
     for words in (["--trainer.max_epochs=2"], ["--trainer.max_time=00:00:01:00"], ["--config=c.yaml"]):
         assert tiny("check", *words, **no_steps).trainer.max_steps == -1
         assert said not in capsys.readouterr().err
-
-
-# ---- while a terminal waits
-
-WAITING = """
-import sys
-from lightning_llm.cli import process
-process.PATIENCE = float(sys.argv[1])
-process.note_imports("lightning-llm fit")
-import torch
-print("done", file=sys.stderr)
-"""
-
-
-@pytest.mark.parametrize(("patience", "is_shown"), [("0.05", True), ("60", False)])
-def test_a_terminal_is_told_of_a_slow_import_and_a_pipe_is_not(patience, is_shown, tmp_path):
-    (tmp_path / "torch.py").write_text("import time\ntime.sleep(0.6)\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "PYTHONUTF8": "1"}
-    command = [sys.executable, "-c", WAITING, patience]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "done\n")
-    leader, terminal = pty.openpty()
-    subprocess.run(command, env=environment, stderr=terminal, check=True)
-    os.close(terminal)
-    line = "lightning-llm fit: importing PyTorch …"
-    shown = f"{line}\r{' ' * len(line)}\r" if is_shown else ""
-    assert os.read(leader, 1000).decode() == f"{shown}done\r\n"
-    os.close(leader)

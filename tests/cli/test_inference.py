@@ -141,7 +141,7 @@ def test_predict_writes_what_each_prompt_gives_alone(run, capsys, text_file, mon
         (["--temperature", "-1"], "temperature must be at least 0"),
         (["--top-k", "0"], "top_k must be at least 1"),
         (["--max-new-tokens", "-5"], "max_new_tokens must be at least 0"),
-        (["--device", "abacus"], "device 'abacus' is not supported: choose cpu, cuda or mps"),
+        (["--device", "abacus"], "device 'abacus' is unknown: choose cpu, cuda or mps"),
         (["--device", "meta"], "device 'meta' is not supported: choose cpu, cuda or mps"),
         (["--device", "cuda:99"], "device cuda:99: this torch finds"),
         (["--prompt", "a" * 33], "prompt has 33 tokens, more than the model's context (max_position_embeddings) of 32"),

@@ -20,6 +20,15 @@ FOLDER = RUN / "checkpoints"
 CONSTANT = {"model.schedule.class_path": "lightning_llm.optim.Constant"}
 OFTEN = [{"class_path": "lightning_llm.training.callbacks.RunCheckpoints", "init_args": {"every_n_steps": 1}}]
 
+DROPPING = """
+from torch import nn
+
+
+class MLP(nn.Dropout):
+    def __init__(self, config):
+        super().__init__(0.5)
+"""
+
 
 class Killed(BaseException):
     """Ends a run as a kill would: nothing is saved on the way out."""
@@ -97,6 +106,15 @@ def test_a_restart_at_each_step_changes_nothing(tiny, monkeypatch):
         assert curves(RUN)[name] == curves(whole.trainer.log_dir)[name]
     ours, theirs = (read_checkpoint(run / "checkpoints/best.ckpt") for run in (RUN, Path(whole.trainer.log_dir)))
     assert ours["global_step"] == theirs["global_step"]
+
+
+def test_dropout_in_a_part_of_the_users_own_resumes_to_the_same_bits(tiny, monkeypatch, tmp_path):
+    (tmp_path / "dropping.py").write_text(DROPPING)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"model.architecture.mlp": "dropping.MLP"}
+    whole = tiny("fit", **options, **{"trainer.default_root_dir": "whole"})
+    killed_after(monkeypatch, tiny, 5, **options)  # saved at 3
+    assert_same_weights(weights(whole), weights(tiny("fit", "--ckpt_path=last", **options)))
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])

@@ -1,7 +1,11 @@
-"""Readers that leave, and streams that are closed: a run continues, and what only prints ends without a word."""
+"""Readers that leave, streams that are closed, and a terminal that waits for an import.
+
+What reaches a stream whole or escaped is in ``test_control_characters.py``.
+"""
 
 import io
 import os
+import pty
 import subprocess
 import sys
 
@@ -82,3 +86,29 @@ def test_a_whole_run_is_piped_into_a_reader_that_leaves(flags, tmp_path):
     assert done.stdout.splitlines()[-1] == "0"
     assert "Error" not in done.stderr
     assert (tmp_path / "runs/run/version_0/summary.json").exists()
+
+
+WAITING = """
+import sys
+from lightning_llm.cli import streams
+streams.PATIENCE = float(sys.argv[1])
+streams.note_imports("lightning-llm fit")
+import torch
+print("done", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("patience", "is_shown"), [("0.05", True), ("60", False)])
+def test_a_terminal_is_told_of_a_slow_import_and_a_pipe_is_not(patience, is_shown, tmp_path):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(0.6)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "PYTHONUTF8": "1"}
+    command = [sys.executable, "-c", WAITING, patience]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "done\n")
+    leader, terminal = pty.openpty()
+    subprocess.run(command, env=environment, stderr=terminal, check=True)
+    os.close(terminal)
+    line = "lightning-llm fit: importing PyTorch …"
+    shown = f"{line}\r{' ' * len(line)}\r" if is_shown else ""
+    assert os.read(leader, 1000).decode() == f"{shown}done\r\n"
+    os.close(leader)

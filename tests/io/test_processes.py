@@ -1,10 +1,12 @@
-"""Whether a process is alive, whoever owns it."""
+"""Whether a process is alive, whoever owns it, and which is the first of those that train together."""
 
 import os
 import subprocess
 import sys
 
-from lightning_llm.io.processes import is_alive
+import pytest
+
+from lightning_llm.io.processes import is_alive, is_first_process
 
 
 def test_a_process_is_alive_until_it_has_ended():
@@ -24,3 +26,14 @@ def test_a_process_of_somebody_else_is_alive(monkeypatch):
 
 def test_no_process_has_so_high_a_number():
     assert not is_alive(10**30)
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_each_launcher_says_which_process_is_the_first(monkeypatch, name):
+    for other in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(other, raising=False)
+    assert is_first_process()
+    monkeypatch.setenv(name, "0")
+    assert is_first_process()
+    monkeypatch.setenv(name, "1")
+    assert not is_first_process()

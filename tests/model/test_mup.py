@@ -124,6 +124,7 @@ def test_exports_and_estimates_know_nothing_of_it(tmp_path):
         ({"mup": {**MUP, "base_width": 0}}, "mup must have base_width and base_head_dim"),
         ({"mup": MUP, "tie_word_embeddings": True}, "mup needs tie_word_embeddings false"),
         ({"mup": MUP, "mlp": "mine.MLP"}, "mup does not know the scales of mlp 'mine.MLP'"),
+        ({"mup": MUP, "layers": [{"qk_norm": True}, {}]}, "mup needs the same qk_norm in all layers"),
     ],
 )
 def test_what_it_does_not_cover_is_an_error(changes, message):

@@ -230,3 +230,19 @@ def test_idle_threads_stop_spinning_unless_the_user_has_said_how_they_wait(given
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **given}
     done = subprocess.run([sys.executable, "-c", SPIN], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [expected, "False"]  # before torch loads its runtime, which reads it once
+
+
+def test_the_masks_of_dropout_depend_on_the_seed_of_the_model_else_of_lightning_else_of_the_data(monkeypatch):
+    def seed_of(model, of_lightning, of_data):
+        monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+        if of_lightning is not None:
+            monkeypatch.setenv("PL_GLOBAL_SEED", str(of_lightning))
+        progress = SimpleNamespace(total=SimpleNamespace(ready=3))
+        loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+        data = SimpleNamespace(seed=of_data)
+        environment.seed_dropout(SimpleNamespace(fit_loop=loop, datamodule=data, global_rank=0), model)
+        return torch.initial_seed()
+
+    assert seed_of(1, 2, 3) == seed_of(1, 5, 5) == seed_of(None, 1, 5) == seed_of(None, None, 1)
+    assert len({seed_of(*seeds) for seeds in ((1, 2, 3), (None, 2, 3), (None, None, 3), (None, None, None))}) == 4
+    assert seed_of(None, None, None) == seed_of(0, 1, 1)

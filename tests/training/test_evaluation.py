@@ -36,6 +36,8 @@ def test_a_loss_beyond_the_range_of_exp_is_an_infinite_perplexity():
     metrics = LanguageModelMetrics()
     metrics.update(torch.tensor(1000.0), 1)
     assert metrics.compute()["perplexity"] == math.inf
+    metrics.update(torch.tensor(math.nan), 1)
+    assert math.isnan(metrics.compute()["perplexity"])
 
 
 def test_sums_on_mps_are_on_the_host(monkeypatch):

@@ -215,3 +215,19 @@ def test_mup_is_in_the_checkpoint_and_resumes(tiny, monkeypatch, error_line):
     with pytest.raises(SystemExit):
         tiny("fit", **options, **{"model.optimizer": "lightning_llm.optim.MuonAdamW"})
     assert "model.optimizer: architecture.mup sets the learning rates of Adam, got MuonAdamW" in error_line()
+
+
+class RateByEpoch(LanguageModel):
+    """Its schedule follows epochs, of which there is one."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)}
+
+
+def test_a_schedule_of_a_subclass_that_follows_epochs_resumes(data, tmp_path):
+    for steps, checkpoint in ((2, None), (4, tmp_path / "x.ckpt")):
+        trainer = Trainer(max_steps=steps, default_root_dir=tmp_path, limit_val_batches=0, **OPTIONS)
+        trainer.fit(RateByEpoch(ARCHITECTURE), data, ckpt_path=checkpoint)
+        assert trainer.global_step == steps
+        trainer.save_checkpoint(tmp_path / "x.ckpt")

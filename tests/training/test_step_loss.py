@@ -114,7 +114,7 @@ def truth(content, clip=None, algorithm="norm"):
         mean_loss(logits, content, part).backward()
         by_norm = clip if clip and algorithm == "norm" else float("inf")
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), by_norm)
-        if algorithm == "value":
+        if algorithm == "value" and clip:
             torch.nn.utils.clip_grad_value_(model.parameters(), clip)
         optimizer.step()
     return model.state_dict(), norm
@@ -143,7 +143,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("clip", [(None, "norm"), (CLIP, "norm"), (0.02, "value")])
+@pytest.mark.parametrize("clip", [(None, "norm"), (CLIP, "norm"), (0.02, "value"), (0, "norm"), (0, "value")])
 def test_the_gradient_is_that_of_the_whole_batch(size, clip):
     content = rows()
     _, model = trained(size, content, gradient_clip_val=clip[0], gradient_clip_algorithm=clip[1])
