@@ -53,7 +53,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         **{field: content[field] for field in OF_PLAN},
         "unit": LOSSES[experiment.metric].unit,
         "secondary": {metric: LOSSES[metric].unit for metric in experiment.secondary},
-        "interval": {"each": 1 - experiment.design.level, "together": 1 - experiment.alpha},
+        "interval": {"each": 1 - experiment.design.alpha, "together": 1 - experiment.alpha},
         "rule": {"reserve": RESERVE, "spending": RHO, "fewest_pairs": FEWEST},
         "has_ended": not loaded.state.needed,
         "pairs": max((row["pairs"] for row in variants.values()), default=0),
@@ -148,7 +148,7 @@ def _further_pairs(experiment: Experiment, verdict: Verdict) -> dict[str, Any] |
     """How many more pairs end a comparison, as a range; ``None``: no interval yet, or no number of them does."""
     if verdict.interval is None or verdict.difference is None or verdict.sd is None:
         return None
-    design = dataclasses.replace(experiment.design, level=1 - verdict.level)
+    design = dataclasses.replace(experiment.design, alpha=1 - verdict.level)
     lost = verdict.baseline_diverged
     more = further_pairs(design, verdict.difference, verdict.sd, verdict.pairs - lost, left_out=lost)
     return None if more is None else dataclasses.asdict(more)

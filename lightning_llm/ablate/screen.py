@@ -135,7 +135,7 @@ def _delta_for(design: Design, spread: float) -> float:
     low, high = 0.0, 20 * spread
     for _ in range(12):
         middle = (low + high) / 2
-        expected = outlook(Design(design.level, design.looks, middle, design.precision), 0.0, spread)
+        expected = outlook(Design(design.alpha, design.looks, middle, design.precision), 0.0, spread)
         low, high = (low, middle) if expected.probabilities[EQUIVALENT] >= ENOUGH else (middle, high)
     return high
 

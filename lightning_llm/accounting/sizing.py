@@ -140,7 +140,7 @@ class Sizing:
     flops: int | None
     limits_epochs: bool = True
 
-    def epoch_fault(self, train_tokens: int) -> str:
+    def epoch_problem(self, train_tokens: int) -> str:
         """What is wrong if the run reads so many tokens of training text too often; else empty."""
         epochs = self.size * self.tokens_per_parameter / train_tokens
         if not self.limits_epochs or epochs <= MOST_EPOCHS:

@@ -14,7 +14,7 @@ from lightning_llm.io.untrusted import prefixed, shown
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import lr_factors
-from lightning_llm.optim.base import saved_state_faults
+from lightning_llm.optim.base import saved_state_problems
 from lightning_llm.optim.groups import GroupRule, param_groups
 
 # What may differ between a checkpoint and the model that loads it: the parameters and their meaning stay the same.
@@ -96,7 +96,7 @@ def check_fits(
         elif there.dtype.is_floating_point != here.dtype.is_floating_point:
             problems.append(f"{name} is {there.dtype} there, {here.dtype} here")
     for state in content.get("optimizer_states", ())[:1]:
-        problems += saved_state_faults(groups, state)
+        problems += saved_state_problems(groups, state)
     refuse(problems, f"checkpoint {path} is of another model")
 
 

@@ -12,7 +12,7 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import PLAIN_LOOP
 from lightning_llm.io.schema import refuse
 from lightning_llm.io.untrusted import prefixed
-from lightning_llm.optim.base import saved_state_faults
+from lightning_llm.optim.base import saved_state_problems
 
 
 def save_checkpoint(model: nn.Module, optimizer: Optimizer, iteration: int, out: Source) -> None:
@@ -46,7 +46,7 @@ def load_checkpoint(src: Source, model: nn.Module, optimizer: Optimizer) -> int:
         ValueError: As :func:`read_checkpoint`, or the file is of another model.
     """
     content = read_checkpoint(src, needs=PLAIN_LOOP)
-    refuse(saved_state_faults(optimizer.param_groups, content["optimizer"]), "the checkpoint is of another model")
+    refuse(saved_state_problems(optimizer.param_groups, content["optimizer"]), "the checkpoint is of another model")
     with prefixed("the checkpoint is of another model", RuntimeError):
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])

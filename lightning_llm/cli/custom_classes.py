@@ -19,7 +19,7 @@ from lightning_llm.cli.command_line import given_option, option_values
 from lightning_llm.cli.errors import named
 from lightning_llm.cli.jobs import lost_contact
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.trust import CLASS_PATH, TRUSTED, import_trusted, is_custom, not_found
+from lightning_llm.io.trust import CLASS_PATH, TRUSTED, is_custom, not_found, trust_and_import
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.module import LanguageModel
@@ -66,7 +66,7 @@ def _imported(option: str, path: str) -> Any:
     if is_custom(path) and path not in TRUSTED:
         raise not_found(option, path)
     try:
-        return import_trusted(path)
+        return trust_and_import(path)
     except Exception as error:  # whatever the user's module raises
         raise ValueError(f"{option} {path} cannot be imported: {named(error)}; give package.module.Class") from error
 

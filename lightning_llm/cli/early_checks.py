@@ -13,7 +13,7 @@ from lightning_llm.data.prepare import given_tokenizer
 from lightning_llm.io.processes import is_first_process
 from lightning_llm.io.trust import OUR_PREFIX, is_custom
 from lightning_llm.io.untrusted import shown
-from lightning_llm.model.parts import BUILT_IN, part_faults
+from lightning_llm.model.parts import BUILT_IN, part_problems
 from lightning_llm.runs.find import named_checkpoint
 
 DATA_OPTIONS = ("store", "corpus", "path", "mixture", "raw_dtype", "tokenizer")
@@ -60,7 +60,7 @@ def _check_named(words: Sequence[str]) -> None:
     for kind, names in BUILT_IN.items():
         name = value_of(f"model.architecture.{kind}")
         if isinstance(name, str) and name not in names and "." not in name:
-            raise ValueError(next(part_faults(kind, name)))
+            raise ValueError(next(part_problems(kind, name)))
     source = value_of("model.init_from")
     if source is not None and not os.path.exists(str(source)):
         raise ValueError(

@@ -42,9 +42,9 @@ def print_checks(checks: Sequence[Check]) -> None:
     """
     table = Table.grid(padding=(0, 2))
     for check in checks:
-        table.add_row("[red]error[/]" if check.fault else "ok", f"[bold]{check.name}", escape(check.finding))
+        table.add_row("[red]error[/]" if check.problem else "ok", f"[bold]{check.name}", escape(check.finding))
     _console().print(table)
-    raise_all(check.fault for check in checks if check.fault)
+    raise_all(check.problem for check in checks if check.problem)
     print("ok")
 
 

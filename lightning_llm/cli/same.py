@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import Section, config_path, merged, parse_yaml, read_config
-from lightning_llm.io.trust import add_trust_option, import_trusted, is_custom, is_import_path
+from lightning_llm.io.trust import add_trust_option, is_custom, is_import_path, trust_and_import
 from lightning_llm.io.untrusted import prefixed, shown
 from lightning_llm.training.run_config import RunOptions, read_run
 
@@ -172,7 +172,7 @@ def _function(text: str) -> Callable[..., Any]:
     if not is_import_path(path):
         raise ValueError(f"--against {shown(text)} cannot be imported: there is no such module")
     with prefixed(f"--against {shown(text)} cannot be imported", ImportError, AttributeError):
-        found: Callable[..., Any] = import_trusted(path)
+        found: Callable[..., Any] = trust_and_import(path)
     if not callable(found):
         raise ValueError(f"--against {shown(text)} is no function: it is called as function(part, x, …)")
     return found

@@ -223,7 +223,7 @@ class TrainingCLI(LightningCLI):
         """Run the pre-flight checks in one process, as preparing the data does; lock the run until the report."""
         trainer: Any = self.trainer
         if trainer.is_global_zero:
-            raise_all(check.fault for check in trainer.preflight(self.model, self.datamodule) if check.fault)
+            raise_all(check.problem for check in trainer.preflight(self.model, self.datamodule) if check.problem)
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
             print(jobs.waiting_line(trainer), file=sys.stderr)
         trainer.open_run()

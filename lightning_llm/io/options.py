@@ -17,7 +17,7 @@ def number(default: float, expected: str, fits: Callable[[float], bool]) -> Any:
     return option(default, expected, lambda value: is_number(value) and fits(value))
 
 
-def option_faults(options: Any) -> Iterator[str]:
+def option_problems(options: Any) -> Iterator[str]:
     """A line for each option of a dataclass with a value that it does not accept."""
     for field in dataclasses.fields(options):
         value, choices = getattr(options, field.name), get_args(field.type)
@@ -28,8 +28,8 @@ def option_faults(options: Any) -> Iterator[str]:
 
 
 def check_options(options: Any) -> None:
-    """Raises a ValueError that lists all of :func:`option_faults`."""
-    raise_all(option_faults(options))
+    """Raises a ValueError that lists all of :func:`option_problems`."""
+    raise_all(option_problems(options))
 
 
 def raise_all(problems: Iterable[str]) -> None:

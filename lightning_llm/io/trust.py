@@ -10,7 +10,7 @@ places: configs, and the architecture of a checkpoint. There are two policies:
    ``load_from_checkpoint``), and what needs no torch (``estimate``, ``plan``), **refuses** a custom path without
    ``--trust-code``: :func:`refuse_custom`. The option is on the command line alone, where no file can grant it.
 
-Both fill ``TRUSTED``, with what the user types. Nothing else is imported by a path: :func:`import_trusted` and the
+Both fill ``TRUSTED``, with what the user types. Nothing else is imported by a path: :func:`trust_and_import` and the
 option parser, which gets ``TRUSTED`` and ``OFFERED`` (``cli.parsing``), judge a path by where the object that it
 leads to is *defined*. A path through this package to ``subprocess.Popen`` is refused, whatever it begins with.
 
@@ -161,7 +161,7 @@ def refuse_custom(paths: Iterable[str], source: object, *, trust_code: bool) -> 
 # ---- importing
 
 
-def import_trusted(path: str) -> Any:
+def trust_and_import(path: str) -> Any:
     """Import what a path names. The caller trusts it, by one of the policies or as Python code.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_llm.io.trust import OUR_PREFIX, import_trusted
+from lightning_llm.io.trust import OUR_PREFIX, trust_and_import
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 from lightning_llm.model.weights import drawing
@@ -81,7 +81,7 @@ def _shipped(path: str) -> Callable[..., Any]:
 
 def _imported(kind: str, path: str) -> Callable[..., Any]:
     try:
-        found: Callable[..., Any] = import_trusted(path)
+        found: Callable[..., Any] = trust_and_import(path)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{kind} {path!r} cannot be imported: {error}; give package.module.Class") from error
     return found

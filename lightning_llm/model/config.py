@@ -11,25 +11,25 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal
 
-from lightning_llm.io.options import number, option, option_faults, raise_all
+from lightning_llm.io.options import number, option, option_problems, raise_all
 from lightning_llm.io.trust import refuse_custom
 from lightning_llm.io.untrusted import is_number, shown
-from lightning_llm.model.layers import configs_of_layers, layer_faults, layer_form_faults, normalized_layers
-from lightning_llm.model.mup import mup_faults
+from lightning_llm.model.layers import configs_of_layers, layer_form_problems, layer_problems, normalized_layers
+from lightning_llm.model.mup import mup_problems
 from lightning_llm.model.parts import (
     BUILT_IN,
     PARTIAL_ROPE,
     Part,
     by_path,
-    form_faults,
+    form_problems,
     is_positive,
     name_of,
     normalized,
     option_of,
-    part_faults,
+    part_problems,
     window_of_layer,
 )
-from lightning_llm.model.rope_scaling import scaling_faults
+from lightning_llm.model.rope_scaling import scaling_problems
 from lightning_llm.ops.sizes import CHECKPOINT_LEVELS
 
 Recompute = Literal["none", "mlp", "attention", "block"]
@@ -161,7 +161,7 @@ class ModelConfig:
             if not problems:  # derived sizes make sense only from sound ones
                 self._fill_derived_sizes()
             problems += [*self._shape_problems(), *self._option_problems()]
-        raise_all(problems or list(self._magnitude_problems()) or layer_faults(self))
+        raise_all(problems or list(self._magnitude_problems()) or layer_problems(self))
 
     @property
     def is_gated(self) -> bool:
@@ -229,8 +229,8 @@ class ModelConfig:
             if fits and not fits(value):
                 yield f"{field.name} must be {expected}, got {shown(value)}"
         for kind in BUILT_IN:
-            yield from form_faults(kind, getattr(self, kind))
-        yield from layer_form_faults(self.layers)
+            yield from form_problems(kind, getattr(self, kind))
+        yield from layer_form_problems(self.layers)
 
     def _size_problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
@@ -296,7 +296,7 @@ class ModelConfig:
             yield f"attention {name!r} needs position {', or '.join(built_in.positions)}, got {position}"
 
     def _option_problems(self) -> Iterator[str]:
-        problems = {kind: list(part_faults(kind, getattr(self, kind))) for kind in BUILT_IN}
+        problems = {kind: list(part_problems(kind, getattr(self, kind))) for kind in BUILT_IN}
         yield from (problem for of_kind in problems.values() for problem in of_kind)
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
         if experts is not None and not problems["mlp"] and chosen > experts:
@@ -304,17 +304,17 @@ class ModelConfig:
         yield from self._attention_problems()
         yield from self._level_problems()
         if self.rope_scaling is not None:
-            yield from scaling_faults(self.rope_scaling)
+            yield from scaling_problems(self.rope_scaling)
             if self.position != "rope":
                 yield f"rope_scaling needs position 'rope', got {name_of(self.position)!r}"
         if self.mup is not None:
             names = {kind: name_of(getattr(self, kind)) for kind in BUILT_IN}
-            yield from mup_faults(self.mup, names, ties_embeddings=self.tie_word_embeddings)
+            yield from mup_problems(self.mup, names, ties_embeddings=self.tie_word_embeddings)
             if any("qk_norm" in options for options in self.layers or ()):  # the query's learning rate depends on it
                 yield "mup needs the same qk_norm in all layers: set it for the model, not in layers"
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
-        yield from option_faults(self)
+        yield from option_problems(self)
 
     def _level_problems(self) -> Iterator[str]:
         given = self.checkpoint_level

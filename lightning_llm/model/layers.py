@@ -42,7 +42,7 @@ def configs_of_layers(config: Config) -> list[Config]:
     return configs
 
 
-def layer_form_faults(layers: Any) -> Iterator[str]:
+def layer_form_problems(layers: Any) -> Iterator[str]:
     """Why a normalized value of a config has no options of layers."""
     if layers is None:
         return
@@ -54,10 +54,10 @@ def layer_form_faults(layers: Any) -> Iterator[str]:
             if name not in OPTIONS:
                 yield f"layers[{index}] has {field_name(name)}, which no layer has: give {', '.join(OPTIONS)}"
             elif name in BUILT_IN:
-                yield from parts.form_faults(f"layers[{index}].{name}", value)
+                yield from parts.form_problems(f"layers[{index}].{name}", value)
 
 
-def layer_faults(config: Config) -> Iterator[str]:
+def layer_problems(config: Config) -> Iterator[str]:
     """What is wrong with the layers of a config that is sound otherwise."""
     if config.layers is None:
         return

@@ -44,7 +44,7 @@ def width_factors(
     return {**query, "lm_head.weight": (1 / m, 1 / m), "*_proj.weight": (1 / math.sqrt(m), 1 / m)}
 
 
-def mup_faults(mup: dict[str, Any], names: Mapping[str, str], *, ties_embeddings: bool) -> Iterator[str]:
+def mup_problems(mup: dict[str, Any], names: Mapping[str, str], *, ties_embeddings: bool) -> Iterator[str]:
     """What is wrong with the options of ``mup``, or with a model that has them.
 
     Args:

@@ -202,7 +202,7 @@ def by_path(kind: str, part: Any) -> Any:
     return {**part, CLASS_PATH: path} if isinstance(part, dict) else path
 
 
-def form_faults(kind: str, part: Any) -> Iterator[str]:
+def form_problems(kind: str, part: Any) -> Iterator[str]:
     """Why a normalized value of a config is no part at all."""
     form = "a name, an import path, or class_path and init_args"
     if not isinstance(part, str | dict):
@@ -215,7 +215,7 @@ def form_faults(kind: str, part: Any) -> Iterator[str]:
             yield f"{kind}.init_args must be options by name, got {shown(part.get(INIT_ARGS))}"
 
 
-def part_faults(kind: str, part: Part) -> Iterator[str]:
+def part_problems(kind: str, part: Part) -> Iterator[str]:
     """An unknown name, or an argument that a built-in part does not take."""
     name, given, known = name_of(part), arguments_of(part), BUILT_IN[kind]
     if name in known:

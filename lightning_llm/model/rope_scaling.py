@@ -22,7 +22,7 @@ ROPE_SCALINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _ASCENDING = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
 
 
-def scaling_faults(scaling: dict[str, Any]) -> Iterator[str]:
+def scaling_problems(scaling: dict[str, Any]) -> Iterator[str]:
     """What is wrong with ``ModelConfig.rope_scaling``."""
     rope_type = scaling.get("rope_type")
     if not isinstance(rope_type, str) or rope_type not in ROPE_SCALINGS:

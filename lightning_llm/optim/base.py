@@ -131,7 +131,7 @@ class GroupOptimizer(Optimizer, abc.ABC):
         )
 
 
-def saved_state_faults(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) -> list[str]:
+def saved_state_problems(groups: Iterable[dict[str, Any]], saved: dict[str, Any]) -> list[str]:
     """Where a saved state does not fit the parameters, which torch would not notice, or not before the next step.
 
     Args:

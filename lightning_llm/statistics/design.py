@@ -1,6 +1,6 @@
 """The design of one comparison: which interval a number of pairs has, and what that interval says.
 
-A variant has one interval of its difference at each number of pairs. With a probability of at least ``1 - level``, all
+A variant has one interval of its difference at each number of pairs. With a probability of at least ``1 - alpha``, all
 of them contain the true difference (repeated confidence intervals: Jennison and Turnbull 1984). Both answers are read
 off the interval of the present pairs, so a word never contradicts it:
 
@@ -13,8 +13,8 @@ size       ``smaller``  is inside ``±delta``
            ``larger``   is below ``-delta`` or above it
 =========  ===========  ===============================
 
-Fewer than ``FEWEST`` pairs show neither. Looks after the last planned one have a share of the level that was held back
-for them (``statistics.looks``), so a comparison that is extended keeps its level.
+Fewer than ``FEWEST`` pairs show neither. Looks after the last planned one have a share of ``alpha`` that was held back
+for them (``statistics.looks``), so a comparison that is extended keeps its ``alpha``.
 """
 
 import dataclasses
@@ -70,13 +70,13 @@ class Design:
     """How one variant is compared with the baseline.
 
     Attributes:
-        level: Probability that any of the variant's intervals misses the true difference.
+        alpha: Probability that any of the variant's intervals misses the true difference.
         looks: The planned numbers of pairs. None: the number of pairs was fixed before.
         delta: The smallest difference that matters; ``None``: there is no size.
         precision: The half-width of the interval at which the comparison ends; ``None``: it ends with a word.
     """
 
-    level: float
+    alpha: float
     looks: Sequence[int] = ()
     delta: float | None = None
     precision: float | None = None

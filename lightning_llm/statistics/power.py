@@ -149,7 +149,7 @@ class _Sums:
 
     def interval(self, design: Design, left_out: int = 0) -> tuple[Any, Any]:
         """Means, and half the widths of their intervals."""
-        critical = design.rule(self.pairs, left_out).critical(design.level)
+        critical = design.rule(self.pairs, left_out).critical(design.alpha)
         return self.total / self.pairs, critical * np.sqrt(self.squares / (self.pairs - 1) / self.pairs)
 
 

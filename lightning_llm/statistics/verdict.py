@@ -180,7 +180,7 @@ class _Case:
         self.robust: Robust | None = None
         if self.estimate is not None:
             self.rule = self._rule(self.estimate)
-            self.interval = self.estimate.interval(self.rule.critical(design.level))
+            self.interval = self.estimate.interval(self.rule.critical(design.alpha))
             self.robust = robust(self.sides[1] - self.sides[0]) if sample.is_paired else None
 
     def verdict(self) -> Verdict:
@@ -201,7 +201,7 @@ class _Case:
             pairs=len(self.sample.variant) if self.sample.is_paired else 0,
             difference=self.difference,
             interval=self.interval,
-            level=1 - self.design.level,
+            level=1 - self.design.alpha,
             **self._t_test(),
             **self._pairs(),
             diverged=self.counts.lost,
@@ -229,9 +229,9 @@ class _Case:
             return {}
         p_of_looks = float(self.rule.p(self.estimate.t()))
         return {
-            "critical": None if self.interval is None else self.rule.critical(self.design.level),
+            "critical": None if self.interval is None else self.rule.critical(self.design.alpha),
             "p": self.estimate.p,
-            "p_adjusted": min(1.0, p_of_looks * self.alpha / self.design.level),
+            "p_adjusted": min(1.0, p_of_looks * self.alpha / self.design.alpha),
             "sd": self.estimate.sd,
             "rule": self.rule.name,
         }
@@ -266,7 +266,7 @@ class _Case:
         if runs < FEWEST:
             return 0.0
         look = self.design.rule(runs)
-        return self.design.level * (look.share if isinstance(look, PlannedLook) else 1.0)
+        return self.design.alpha * (look.share if isinstance(look, PlannedLook) else 1.0)
 
     def _note(self, answer: Answer) -> str:
         sides = {"the variant": self.sample.variant, "the baseline": self.sample.baseline}
@@ -287,7 +287,7 @@ class _Case:
     def _warnings(self, answer: Answer) -> list[str]:
         if self.robust is None or self.difference is None:
             return []
-        doubts = [] if answer.direction == NOT_SHOWN else self.robust.doubts(self.difference, self.design.level)
+        doubts = [] if answer.direction == NOT_SHOWN else self.robust.doubts(self.difference, self.design.alpha)
         if count := len(self.robust.outliers):
             pairs, them = ("1 pair is an outlier", "it") if count == 1 else (f"{count} pairs are outliers", "them")
             doubts.append(f"{pairs}: without {them}, the difference is {self.robust.without_outliers:+.4f}")

@@ -77,20 +77,20 @@ class InitialWeights(NamedTuple):
         lines = sorted(f"{name} {tensor_hash(tensor)}\n" for name, tensor in self.tensors())
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def fault(self, wanted: ModelConfig, data: Any) -> str:
+    def problem(self, wanted: ModelConfig, data: Any) -> str:
         """Why a model of another architecture, or with data of another tokenizer, cannot start from these weights."""
-        faults = []
+        problems = []
         if wanted.vocab_size is None:
             wanted = dataclasses.replace(wanted, vocab_size=data_attribute(data, "vocab_size"))
         if differences := architecture_differences(self.config, wanted, ignored=free_fields(wanted)):
-            faults.append(f"init_from {self.path} has a different architecture: {'; '.join(differences)}")
+            problems.append(f"init_from {self.path} has a different architecture: {'; '.join(differences)}")
         used = tokenizer_of(data)
         if used is not None and self.tokenizer is not None and not _are_alike(used.to_str(), self.tokenizer):
-            faults.append(
+            problems.append(
                 f"init_from {self.path}: its tokenizer is not that of the data, so that ids mean something else: "
                 "lightning-llm prepare … --tokenizer takes its tokenizer.json"
             )
-        return "; ".join(faults)
+        return "; ".join(problems)
 
 
 def read_initial_weights(source: str, say: Callable[[str], object] = lambda line: None) -> InitialWeights:
@@ -127,8 +127,8 @@ def start_from(source: str, model: Any) -> None:
         ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
     """
     initial = read_initial_weights(source, _say)
-    if fault := initial.fault(model.architecture, getattr(model.trainer, "datamodule", None)):
-        raise ValueError(fault)
+    if problem := initial.problem(model.architecture, getattr(model.trainer, "datamodule", None)):
+        raise ValueError(problem)
     initial.fill(model.transformer)
 
 

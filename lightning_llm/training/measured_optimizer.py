@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from lightning_llm.accounting.settings import weight_dtype
-from lightning_llm.io.trust import import_trusted, not_found
+from lightning_llm.io.trust import not_found, trust_and_import
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -45,7 +45,7 @@ def state_per_parameter(path: str, arguments: Mapping[str, Any], config: ModelCo
         ValueError: There is no such class; its arguments are wrong; or its steps need numbers.
     """
     try:
-        optimizer_class = import_trusted(path)
+        optimizer_class = trust_and_import(path)
     except (ImportError, AttributeError):
         raise not_found("model.optimizer", path) from None
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):

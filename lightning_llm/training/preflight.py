@@ -48,12 +48,12 @@ class Check(NamedTuple):
     Attributes:
         name: What was checked.
         finding: What was found, in words.
-        fault: What is wrong and what to do; empty if nothing is.
+        problem: What is wrong and what to do; empty if nothing is.
     """
 
     name: str
     finding: str
-    fault: str = ""
+    problem: str = ""
 
 
 # ---- options of the trainer, before it is made
@@ -107,7 +107,7 @@ def check_setup(model: Any, trainer: Any) -> None:
     """
     data = getattr(trainer, "datamodule", None)
     problems = [*_compile_problems(model, trainer), *_tf32_problems(trainer)]
-    problems += [check.fault for check in _fit_together(model.architecture, data) if check.fault]
+    problems += [check.problem for check in _fit_together(model.architecture, data) if check.problem]
     raise_all([*problems, *(_accumulation_problems(trainer.callbacks) if isinstance(data, TokenDataModule) else ())])
 
 
@@ -176,7 +176,7 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
         transformer.to(DTYPES[number])
     weights = sum(p.nbytes for p in transformer.parameters())
     memory = list(_memory(2 * weights, "parameters and gradients", trainer))
-    if any(check.fault for check in memory):  # the other checks take as long as the model is large
+    if any(check.problem for check in memory):  # the other checks take as long as the model is large
         yield from memory
         return
     yield from _fit_together(model.architecture, data)
@@ -199,18 +199,18 @@ def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
     """Whether model and data fit together: context and vocabulary."""
     longest, vocab_size = architecture.max_position_embeddings, architecture.vocab_size
     if (ids := data_attribute(data, "vocab_size")) is not None:
-        fault = (
+        problem = (
             f"architecture.vocab_size {vocab_size} is smaller than the {ids} ids of the data: leave it at null to "
             "take the data's"
         )
         finding = f"{ids} ids in the data, {'as many' if vocab_size is None else vocab_size} in the model"
-        yield Check("vocabulary", finding, fault if vocab_size is not None and vocab_size < ids else "")
+        yield Check("vocabulary", finding, problem if vocab_size is not None and vocab_size < ids else "")
     if (tokens := data_attribute(data, "context_length")) is not None:
-        fault = (
+        problem = (
             f"data.context_length {tokens} is longer than architecture.max_position_embeddings {longest}: "
             "shorten the one or raise the other"
         )
-        yield Check("context", f"{tokens} tokens, the model takes {longest}", fault if tokens > longest else "")
+        yield Check("context", f"{tokens} tokens, the model takes {longest}", problem if tokens > longest else "")
 
 
 def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
@@ -218,10 +218,10 @@ def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
     init_from = getattr(model, "init_from", None)
     if init_from is not None and Path(init_from).exists():
         try:
-            fault = read_initial_weights(init_from).fault(model.architecture, data)
+            problem = read_initial_weights(init_from).problem(model.architecture, data)
         except ValueError as error:
-            fault = str(error)
-        yield Check("weights", f"those of {init_from}", fault)
+            problem = str(error)
+        yield Check("weights", f"those of {init_from}", problem)
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
@@ -233,19 +233,19 @@ def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
         return
     if trainer.strategy.root_device.type == "cuda":
         finding, is_there = "triton", importlib.util.find_spec("triton") is not None
-        fault = "needs the package triton: python -m pip install triton, or leave the option at null"
+        problem = "needs the package triton: python -m pip install triton, or leave the option at null"
     else:
         name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
         path = shutil.which(name)
         finding, is_there = path or f"no {name}", path is not None
-        fault = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or use null"
-    yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {fault}")
+        problem = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or use null"
+    yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {problem}")
 
 
 def _store(store: TokenStore) -> Check:
     is_small = torch.iinfo(getattr(torch, store.dtype)).max < store.vocab_size - 1
-    fault = f"token store {store.path}: {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
-    return Check("data", f"{store.path}, {store.dtype}", fault if is_small else "")
+    problem = f"token store {store.path}: {store.dtype} cannot hold the {store.vocab_size} ids of its vocabulary"
+    return Check("data", f"{store.path}, {store.dtype}", problem if is_small else "")
 
 
 def _texts(data: TokenDataModule, problems: Mapping[str, str]) -> Iterator[Check]:
@@ -261,8 +261,8 @@ def _devices(trainer: Any) -> Iterator[Check]:
     """On a CPU a device is a process; Lightning accepts any number of them."""
     cores, devices = os.cpu_count() or 1, trainer.num_devices
     if trainer.strategy.root_device.type == "cpu" and devices > 1:
-        fault = f"trainer.devices {devices}: this machine has {cores} cores, and each process needs one; ask for fewer"
-        yield Check("devices", f"{devices} processes on {cores} cores", fault if devices > cores else "")
+        problem = f"trainer.devices {devices}: this machine has {cores} cores, each process needs one; ask for fewer"
+        yield Check("devices", f"{devices} processes on {cores} cores", problem if devices > cores else "")
 
 
 def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:
@@ -276,8 +276,8 @@ def _budget(model: Any, data: Any, trainer: Any) -> Iterator[Check]:
 
 def _batch(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> Check:
     finding = f"{data.global_batch_size} sequences a step on {divisor(data.micro_batch_size, trainer.world_size)}"
-    if fault := problems.get("batch", problems.get("epoch")):
-        return Check("batch", finding, fault)
+    if problem := problems.get("batch", problems.get("epoch")):
+        return Check("batch", finding, problem)
     accumulation = data.micro_batches(trainer, trainer.world_size)
     return Check("batch", f"{finding}: {accumulation} micro-batch{'es' if accumulation > 1 else ''}")
 
@@ -309,8 +309,8 @@ def _steps(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> 
         epochs = steps / data.steps_per_epoch
         note = ", more than repeated text is worth" if epochs > MANY_EPOCHS else ""
         train_tokens = sum(source.store.splits["train"].tokens for source in data.sources)
-        fault = trainer.sizing.epoch_fault(train_tokens) if trainer.sizing else ""
-        yield Check("steps", f"{steps:,} steps {size}: {epochs:.2f} epochs{note}", fault)
+        problem = trainer.sizing.epoch_problem(train_tokens) if trainer.sizing else ""
+        yield Check("steps", f"{steps:,} steps {size}: {epochs:.2f} epochs{note}", problem)
 
 
 def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer: Any, folder: Path) -> Iterator[Check]:
@@ -329,8 +329,8 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
         there = existing_parent(folder)
         free = shutil.disk_usage(there).free
         finding = f"{files} checkpoints need {decimal_size(needed)}, {decimal_size(free)} free at {there}"
-        fault = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
-        yield Check("disk", finding, fault if needed > free else "")
+        problem = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
+        yield Check("disk", finding, problem if needed > free else "")
 
 
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
@@ -343,8 +343,8 @@ def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
         needed //= trainer.world_size
     needed *= trainer.num_devices if device.type == "cpu" else 1  # all processes share the host memory
     finding = f"{of_what} need {decimal_size(needed)}, {device.type} has {decimal_size(available)}"
-    fault = (
+    problem = (
         f"the model is too large for the memory: {finding}; choose a smaller hidden_size, num_hidden_layers or "
         "vocab_size, or shard it over more devices with --trainer.strategy fsdp2"
     )
-    yield Check("memory", finding, fault if needed > available else "")
+    yield Check("memory", finding, problem if needed > available else "")

@@ -156,8 +156,8 @@ def _sized(
 
     raw = with_options(raw, found.options)
     train_tokens = train_tokens_of(section_of(raw, "data"))
-    if train_tokens and not request.repeat and (fault := found.epoch_fault(train_tokens)):
-        raise ValueError(fault)
+    if train_tokens and not request.repeat and (problem := found.epoch_problem(train_tokens)):
+        raise ValueError(problem)
     return raw, found, found.tokens / train_tokens if train_tokens else None
 
 

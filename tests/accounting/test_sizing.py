@@ -230,12 +230,12 @@ def test_what_is_no_size_is_refused(text):
 
 def test_more_than_four_epochs_are_refused_with_the_largest_size_that_fits():
     found = sizing_for(BASE, 100_000)
-    assert found.epoch_fault(250_000) == ""
-    assert "4.0 times" not in found.epoch_fault(200_000)
-    assert "5.0 times, more than 4: the largest size that fits is 80k; --repeat" in found.epoch_fault(200_000)
-    assert sizing_for(BASE, 80_000).epoch_fault(200_000) == ""
-    assert "fits is 12k;" in found.epoch_fault(31_234)
-    assert sizing_for(BASE, 100_000, given={"trainer.max_steps": 9}).epoch_fault(100) == ""  # the user's own length
+    assert found.epoch_problem(250_000) == ""
+    assert "4.0 times" not in found.epoch_problem(200_000)
+    assert "5.0 times, more than 4: the largest size that fits is 80k; --repeat" in found.epoch_problem(200_000)
+    assert sizing_for(BASE, 80_000).epoch_problem(200_000) == ""
+    assert "fits is 12k;" in found.epoch_problem(31_234)
+    assert sizing_for(BASE, 100_000, given={"trainer.max_steps": 9}).epoch_problem(100) == ""  # the user's own length
 
 
 def test_the_last_config_with_a_size_ends_the_base():

@@ -14,7 +14,7 @@ from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
-from lightning_llm.io.trust import custom_paths, import_trusted
+from lightning_llm.io.trust import custom_paths, trust_and_import
 
 CANARY = """
 import pathlib
@@ -244,5 +244,5 @@ def test_nothing_else_in_the_current_folder_runs(words, tmp_path, monkeypatch):
 
 def test_a_path_through_this_package_to_what_others_define_is_refused():
     with pytest.raises(ImportError, match="not defined in lightning_llm"):
-        import_trusted("lightning_llm.ablate.local.Path")
-    assert import_trusted("lightning_llm.optim.AdamW").__name__ == "AdamW"
+        trust_and_import("lightning_llm.ablate.local.Path")
+    assert trust_and_import("lightning_llm.optim.AdamW").__name__ == "AdamW"

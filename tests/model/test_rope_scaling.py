@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lightning_llm.model.rope_scaling import attention_factor, scaling_faults
+from lightning_llm.model.rope_scaling import attention_factor, scaling_problems
 
 LINEAR = {"rope_type": "linear", "factor": 2}
 LLAMA3 = {
@@ -16,7 +16,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 @pytest.mark.parametrize("scaling", [LINEAR, LLAMA3, YARN, {**YARN, "truncate": False, "mscale": 1, "beta_fast": 64}])
 def test_complete_options_have_no_problem(scaling):
-    assert list(scaling_faults(scaling)) == []
+    assert list(scaling_problems(scaling)) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_complete_options_have_no_problem(scaling):
     ],
 )
 def test_each_problem_is_named(scaling, problems):
-    found = list(scaling_faults(scaling))
+    found = list(scaling_problems(scaling))
     assert len(found) == len(problems)
     assert all(line.startswith(start) for line, start in zip(found, problems, strict=True)), found
 

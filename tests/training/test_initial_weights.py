@@ -59,7 +59,7 @@ def test_a_damaged_best_checkpoint_is_skipped(exported, tiny, capsys):
 def test_a_model_with_rows_for_no_token_begins_with_weights_without_them(exported):
     initial = read_initial_weights("out")
     model = Transformer(dataclasses.replace(initial.config, vocab_multiple_of=64), seed=1)
-    assert not initial.fault(model.config, None)
+    assert not initial.problem(model.config, None)
     initial.fill(model)
     expected = Transformer(initial.config)
     initial.fill(expected)
