@@ -29,8 +29,8 @@ from lightning_llm.training.measured_parts import measure_parts
 
 # Of two equal arms on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
 # ±0.9% after 300; the signs of consecutive ratios are independent.
-ROUNDS, LEAST, WARM_UP = 300, 20, 3
-BUDGET_S = 60.0  # for both arms together; LEAST rounds are taken in any case
+ROUNDS, LEAST_ROUNDS, WARM_UP = 300, 20, 3
+BUDGET_S = 60.0  # for both arms together; LEAST_ROUNDS rounds are taken in any case
 
 
 class TrainingSteps:
@@ -100,7 +100,7 @@ def time_pair(baseline: Arm, variant: Arm, rounds: int = ROUNDS) -> tuple[Traini
     """The steps of both arms and their times, interleaved."""
     steps = TrainingSteps(baseline), TrainingSteps(variant)
     functions = {"baseline": steps[0].step, "variant": steps[1].step}
-    limits: dict[str, Any] = {"rounds": rounds, "least": min(rounds, LEAST), "budget_s": BUDGET_S}
+    limits: dict[str, Any] = {"rounds": rounds, "least": min(rounds, LEAST_ROUNDS), "budget_s": BUDGET_S}
     timings = interleave(functions, warmup=WARM_UP, device=steps[0].device, **limits)
     return (*steps, list(timings.values()))
 

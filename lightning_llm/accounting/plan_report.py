@@ -10,7 +10,7 @@ from lightning_llm.accounting.planner import DECISIONS, Planner, StepPlan, with_
 from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.units import shown_size
 
-OPTIONS = {"rows": "micro_batch_size"}  # of a config, where a decision has another name
+OPTION_NAMES = {"rows": "micro_batch_size"}  # of a config, where a decision has another name
 WITH_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
 
 
@@ -18,7 +18,7 @@ def described(plan: StepPlan) -> dict[str, Any]:
     """A plan as plain values, by the names of the options in a config."""
     choice = plan.choice
     return {
-        **{OPTIONS.get(name, name): getattr(choice, name) for name in DECISIONS},
+        **{OPTION_NAMES.get(name, name): getattr(choice, name) for name in DECISIONS},
         "accumulation": plan.accumulation,
         "checkpoint_level": choice.checkpoint_level,
         "layers_at_level": dict(zip(map(str, LEVELS), choice.counts, strict=True)),
@@ -82,7 +82,7 @@ def decisions(planner: Planner, chosen: StepPlan, others: Mapping[str, StepPlan 
     lines = [_levels_line(planner, chosen, memory)] if planner.deepest else []
     for decision, other in others.items():
         value = getattr(chosen.choice, decision)
-        line = f"{OPTIONS.get(decision, decision)} {_shown(value)}: "
+        line = f"{OPTION_NAMES.get(decision, decision)} {_shown(value)}: "
         if other is None:
             lines.append(f"{line}nothing else fits")
             continue

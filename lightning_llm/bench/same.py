@@ -41,7 +41,7 @@ from lightning_llm.training.module import LanguageModel
 WATCHERS.add(Recorder)
 EXACT, FLOAT = "64-true", "32-true"
 # The dtypes of weights and of autocast
-DTYPES: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
+SAME_PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     EXACT: (torch.float64, None),
     FLOAT: (torch.float32, None),
     "bf16-true": (torch.bfloat16, None),
@@ -63,7 +63,7 @@ class Setting:
 
     Attributes:
         config: The model.
-        precision: One of ``DTYPES``.
+        precision: One of ``SAME_PRECISIONS``.
         loss_chunks: As of ``LanguageModel``.
         micro_batch: Rows of a forward pass.
         compile_mode: As of ``LanguageModel``.
@@ -158,7 +158,7 @@ class Judge:
 
 def unit_of(precision: str) -> float:
     """Half the distance from 1 to the next number, in the dtype of most of the work."""
-    weights, autocast = DTYPES[precision]
+    weights, autocast = SAME_PRECISIONS[precision]
     return torch.finfo(autocast or weights).eps / 2
 
 
@@ -230,7 +230,7 @@ def _of_all_rows(traces: Sequence[Trace]) -> Trace:
 
 
 def _step(setting: Setting, weights: Weights, references: Mapping[str, Any] = MappingProxyType({})) -> Trace:
-    autocast = DTYPES[setting.precision][1]
+    autocast = SAME_PRECISIONS[setting.precision][1]
     with torch.autocast(setting.device, autocast, enabled=autocast is not None):
         if setting.form == "transformers":
             return _transformers_step(setting, weights)
@@ -242,7 +242,7 @@ def _step(setting: Setting, weights: Weights, references: Mapping[str, Any] = Ma
 
 
 def _model(setting: Setting, weights: Weights) -> LanguageModel:
-    dtype, autocast = DTYPES[setting.precision]
+    dtype, autocast = SAME_PRECISIONS[setting.precision]
     options = {name: getattr(setting, name) for name in ("loss_chunks", "compile_mode", "compile_scope")}
     model = LanguageModel(setting.config, **options)
     model.seed = 0
@@ -300,7 +300,7 @@ def _decoding(setting: Setting, model: LanguageModel) -> Trace:
     ids = make_batch(documents=setting.documents)["input_ids"].to(setting.device)
     if not transformer.uses_cache:
         raise ValueError("decoding=cached needs an attention that adds its keys and values to a cache")
-    dtype, autocast = DTYPES[setting.precision]
+    dtype, autocast = SAME_PRECISIONS[setting.precision]
     cache = KVCache(setting.config, ROWS, CONTEXT, ids.device, autocast or dtype)
     with torch.no_grad(), Recorder(transformer) as recorder:
         for piece in torch.split(ids, [CONTEXT // 2] + [1] * (CONTEXT // 2), dim=1):
@@ -314,7 +314,7 @@ def _transformers_step(setting: Setting, weights: Weights) -> Trace:
 
     ours = Transformer(setting.config, seed=0)
     ours.load_state_dict(weights)
-    dtype = DTYPES[setting.precision][0]
+    dtype = SAME_PRECISIONS[setting.precision][0]
     with tempfile.TemporaryDirectory() as folder:
         export_model(ours, None, folder)
         loader: Any = AutoModelForCausalLM

@@ -102,7 +102,7 @@ MODEL_CHECKPOINT = open_record(  # Lightning's, which removes files of these nam
     {"best_model_path": TEXT, "best_model_score": any_of(TENSOR, number(), NULL)},
     {"dirpath": maybe(TEXT), "best_k_models": PLAIN_DICT, "kth_best_model_path": TEXT, "last_model_path": TEXT},
 )
-OPTIONS = {  # of optimizers
+OPTIMIZER_OPTIONS = {  # of optimizers
     **dict.fromkeys(("lr", "initial_lr", "lr_factor", "weight_decay", "weight_decay_factor", "momentum"), RATE),
     **dict.fromkeys(("amsgrad", "fused", "foreach", "maximize", "nesterov"), maybe(BOOL)),
     "betas": list_of(BELOW_ONE),
@@ -115,7 +115,7 @@ OPTIONS = {  # of optimizers
 HYPER_PARAMETERS = {
     "architecture": record({}, dict.fromkeys(ModelConfig.__dataclass_fields__, PLAIN)),  # which checks the values
     "loss_chunks": maybe(COUNT),
-    "optimizer": maybe(open_record({"class_path": TEXT}, {"init_args": open_record({}, OPTIONS)})),
+    "optimizer": maybe(open_record({"class_path": TEXT}, {"init_args": open_record({}, OPTIMIZER_OPTIONS)})),
     "schedule": maybe(open_record({"class_path": TEXT}, {"init_args": PLAIN_DICT})),
     "groups": list_of(
         record({"pattern": TEXT}, dict.fromkeys(("lr_factor", "weight_decay_factor"), maybe(RATE))), 1000
@@ -123,7 +123,7 @@ HYPER_PARAMETERS = {
     **dict.fromkeys(("memory_budget", "memory_reserve", "init_from", "compile_mode", "compile_scope"), maybe(TEXT)),
     "_instantiator": NULL,  # Lightning would import the class of this name
 }
-GROUP = open_record({"params": list_of(COUNT)}, OPTIONS)
+GROUP = open_record({"params": list_of(COUNT)}, OPTIMIZER_OPTIONS)
 OPTIMIZER = open_record({"state": mapping(INTEGER, PLAIN_DICT), "param_groups": list_of(GROUP)})
 SCHEDULER = {
     "last_epoch": STEP_OR_NONE,

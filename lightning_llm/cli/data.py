@@ -15,7 +15,7 @@ from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.find_store import default_store
 from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, bytes_and_tokens, prepare_store, train_tokenizer
 from lightning_llm.data.splits import MOST_SHARDS, Shard
-from lightning_llm.data.token_store import DTYPES, TokenStore, by_powers_of_two, document_lengths
+from lightning_llm.data.token_store import TOKEN_DTYPES, TokenStore, by_powers_of_two, document_lengths
 from lightning_llm.data.token_store_writer import merge_shards
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.atomic import write_text
@@ -127,7 +127,7 @@ def _data_options(parser: OneLineParser) -> None:
     for action in (inspect, verify):
         add = action.add_argument
         add("store", metavar="DIR", help="folder of a token store")
-        add("--raw-dtype", choices=DTYPES, help="DIR has raw train.bin and val.bin of this type, as nanoGPT's are")
+        add("--raw-dtype", choices=TOKEN_DTYPES, help="DIR has raw train.bin and val.bin of this type, as nanoGPT's")
         add("--vocab-size", type=int, metavar="N", help="vocabulary size of such files")
     add = inspect.add_argument
     add("--split", default="train", help="train, val, or test (default: train)")

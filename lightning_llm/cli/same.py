@@ -114,12 +114,12 @@ def _base(options: argparse.Namespace) -> "Setting":
     run = read_run(RunOptions(config=options.config, vocab_size=2, trust_code=options.trust_code))
     import torch
 
-    from lightning_llm.bench.same import DTYPES, Setting
+    from lightning_llm.bench.same import SAME_PRECISIONS, Setting
     from lightning_llm.bench.tiny_model import tiny_config
 
     model = run.raw.get("model") or {}
-    if run.step.precision not in DTYPES:
-        raise ValueError(f"trainer.precision {run.step.precision} is not supported: use {', '.join(DTYPES)}")
+    if run.step.precision not in SAME_PRECISIONS:
+        raise ValueError(f"trainer.precision {run.step.precision} is not supported: use {', '.join(SAME_PRECISIONS)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: there is no CUDA device; compare on cpu")
     if run.config.dropout:

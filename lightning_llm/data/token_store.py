@@ -32,7 +32,7 @@ FORMAT = "lightning-llm token store"
 VERSION = 1
 SPLITS = ("train", "val", "test")
 META, SHARD, TOKENIZER = "meta.json", "shard.json", "tokenizer.json"
-DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 BLOCK = 1 << 16  # tokens checked at once
 _BLOCKS_AT_OPEN = 256  # 16 Mi tokens, about 5 ms
@@ -52,7 +52,7 @@ SPLIT_COUNTS = record({"train": _COUNTS, "val": _COUNTS}, {"test": _COUNTS})
 _META = {
     "format": TEXT,
     "version": schema.one_of(VERSION),
-    "dtype": schema.one_of(*DTYPES),
+    "dtype": schema.one_of(*TOKEN_DTYPES),
     "vocab_size": whole(1, MOST_IDS),
     "tokenizer_sha256": SHA256,
     "splits": SPLIT_COUNTS,
@@ -146,12 +146,12 @@ class TokenStore:
             ValueError: If files are missing, end in the middle of a token, or contain ids that are too large.
         """
         path = Path(path)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype {dtype!r} of {path} is unknown: choose one of {', '.join(DTYPES)}")
+        if dtype not in TOKEN_DTYPES:
+            raise ValueError(f"dtype {dtype!r} of {path} is unknown: choose one of {', '.join(TOKEN_DTYPES)}")
         files = {name: path / f"{name}.bin" for name in SPLITS}
         if missing := [str(files[name]) for name in ("train", "val") if not files[name].is_file()]:
             raise ValueError(f"raw token files missing: {', '.join(missing)}")
-        item = DTYPES[dtype].itemsize
+        item = TOKEN_DTYPES[dtype].itemsize
         sizes = {name: file.stat().st_size for name, file in files.items() if file.is_file()}
         for name, size in sizes.items():
             if size % item:
@@ -235,7 +235,7 @@ class TokenStore:
 
     def read(self, split: str, start: int, count: int) -> Tokens:
         """Ids of a split, shape (tokens,). Unlike mapped ids, they do not count as memory of the process."""
-        kind = DTYPES[self.dtype]
+        kind = TOKEN_DTYPES[self.dtype]
         return np.fromfile(self.file(split), kind, count, offset=start * kind.itemsize)
 
     def _checked_block(self, split: str, start: int) -> Tokens:
@@ -252,12 +252,12 @@ class TokenStore:
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The smallest type of :data:`DTYPES` that can represent every id."""
+    """The smallest type of :data:`TOKEN_DTYPES` that can represent every id."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
 def _mapped(file: Path, dtype: str, expected: int) -> Tokens:
-    kind = DTYPES[dtype]
+    kind = TOKEN_DTYPES[dtype]
     with untrusted.open_regular(file) as opened:
         if (size := os.fstat(opened.fileno()).st_size) != expected * kind.itemsize:
             raise ValueError(

@@ -28,7 +28,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from lightning_llm.data import token_store as stores
-from lightning_llm.data.token_store import DTYPES, FORMATS, META, SHARD, TOKENIZER, TokenStore, shards_of
+from lightning_llm.data.token_store import FORMATS, META, SHARD, TOKEN_DTYPES, TOKENIZER, TokenStore, shards_of
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import schema, untrusted
 from lightning_llm.io.atomic import atomic_file, open_to_append, replace_path, write_text
@@ -129,7 +129,7 @@ class TokenStoreWriter:
             OSError: If the disk is full; leaving the context turns it into one line.
         """
         assert not len(ids) or int(ids.max()) < self.vocab_size
-        content = np.ascontiguousarray(ids, dtype=DTYPES[self._dtype])
+        content = np.ascontiguousarray(ids, dtype=TOKEN_DTYPES[self._dtype])
         split = self._splits.get(name) or self._add(name)
         split.file.write(content.data)
         split.digest.update(content.data)
@@ -267,7 +267,7 @@ def _read_journal(folder: Path) -> dict[str, Any]:
 def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _SplitFile:
     """Opens a split for appending, without what was not committed. A ValueError if the rest was changed."""
     path, digest = file_in(folder, f"{name}.bin"), hashlib.sha256()
-    left = size = counts["tokens"] * DTYPES[dtype].itemsize
+    left = size = counts["tokens"] * TOKEN_DTYPES[dtype].itemsize
     with untrusted.open_regular(path) as content:
         while left and (block := content.read(min(left, _BLOCK_BYTES))):
             digest.update(block)

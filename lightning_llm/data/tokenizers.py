@@ -30,7 +30,7 @@ from tokenizers import Tokenizer as Backend
 
 from lightning_llm.data import tokenizer_json
 from lightning_llm.data.cuts import LONGEST_PIECE, PIECE_CHARACTERS, cut_at_newlines, cut_long_words
-from lightning_llm.data.token_store import DTYPES, dtype_for
+from lightning_llm.data.token_store import TOKEN_DTYPES, dtype_for
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER, byte_alphabet
 from lightning_llm.io.untrusted import read_text
 
@@ -144,7 +144,7 @@ class Tokenizer:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The smallest little-endian type that can represent every id."""
-        return DTYPES[dtype_for(self.vocab_size)]
+        return TOKEN_DTYPES[dtype_for(self.vocab_size)]
 
     def to_str(self) -> str:
         """The content of the ``tokenizer.json``."""

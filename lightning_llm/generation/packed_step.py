@@ -26,13 +26,13 @@ from lightning_llm.model.position import LearnedPositions, Position, RotaryPosit
 from lightning_llm.model.transformer import Transformer
 
 FEWEST_STEPS = 8  # fewer are not worth the copies
-DTYPES = (torch.float32, torch.float64)  # torch's matmul of a bfloat16 matrix and a row needs the usual layout
+PACKED_DTYPES = (torch.float32, torch.float64)  # torch's matmul of a bfloat16 matrix and a row needs the usual layout
 
 
 def can_pack(model: Transformer) -> bool:
     """Whether a model is on a CPU and consists of known modules, without hooks that a packed step would bypass."""
     weight = model.embed_tokens.weight
-    if weight.device.type != "cpu" or weight.dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
+    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES or torch.is_autocast_enabled("cpu"):
         return False
     blocks = {(type(block), type(getattr(block, "self_attn", None))) for block in model.layers}
     if type(model) is not Transformer or blocks != {(Block, CausalSelfAttention)}:

@@ -13,7 +13,7 @@ from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.config_json import Fields
 from lightning_llm.interop.hf_mapping import HFMapping, TensorMap, mapping_in
-from lightning_llm.interop.weights import DTYPES, Stored, stored_weights
+from lightning_llm.interop.weights import DTYPE_NAMES, Stored, stored_weights
 from lightning_llm.io.untrusted import file_in, prefixed, read_json, read_text, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -167,8 +167,8 @@ def _check_tensors(
     wrong = [name for name, tensor in found.items() if tensor.shape != wanted[name]]
     problems += [f"{name} is {found[name].shape}, config.json says {wanted[name]}" for name in wrong[:SHOWN]]
     dtypes = sorted({tensor.dtype for tensor in found.values()})
-    if not {*dtypes} <= {*DTYPES.values()}:
-        problems.append(f"tensors are of {', '.join(dtypes)}: only {', '.join(DTYPES.values())} are supported")
+    if not {*dtypes} <= {*DTYPE_NAMES.values()}:
+        problems.append(f"tensors are of {', '.join(dtypes)}: only {', '.join(DTYPE_NAMES.values())} are supported")
     elif len(dtypes) > 1:
         problems.append(f"tensors are of several dtypes ({', '.join(dtypes)}): save the model in one")
     if problems:

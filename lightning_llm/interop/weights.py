@@ -26,7 +26,7 @@ SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 LARGEST_HEADER, MOST_FILES = 4 * MIB, 10_000  # some 40,000 tensors: twice those of 2,000 layers
 LARGEST_HEADERS, MOST_TENSORS = 32 * MIB, 1 << 18  # of a folder; DeepSeek-V3 has 10 MiB and 91,991, a second's work
-DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
+DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 class Outgoing(NamedTuple):
@@ -35,7 +35,7 @@ class Outgoing(NamedTuple):
     Attributes:
         name: In the file.
         shape: Its shape.
-        dtype: One of ``DTYPES``.
+        dtype: One of ``DTYPE_NAMES``.
         make: Makes it when it is written.
     """
 
@@ -78,7 +78,7 @@ def _write_file(tensors: Sequence[Outgoing], path: Path) -> None:
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.size
-        header[tensor.name] = {"dtype": DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
+        header[tensor.name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     words = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     words += b" " * (-len(words) % 8)  # so that tensors begin at a multiple of 8
     with path.open("xb") as file:
@@ -180,4 +180,4 @@ def _in_pickle(path: Path) -> Iterator[tuple[str, Stored]]:
     for name, tensor in content.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{path} contains something other than named tensors")
-        yield name, Stored(tuple(tensor.shape), DTYPES.get(tensor.dtype, str(tensor.dtype)), tensor.detach)
+        yield name, Stored(tuple(tensor.shape), DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), tensor.detach)

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.hf_mapping import HFMapping, TensorMap, mapping_for
 from lightning_llm.interop.reader import CONFIG, HEAD, TOKENIZER, check_tokenizer
-from lightning_llm.interop.weights import DTYPES, Outgoing, write_weights
+from lightning_llm.interop.weights import DTYPE_NAMES, Outgoing, write_weights
 from lightning_llm.io.atomic import atomic_path, write_json, write_text
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -124,7 +124,7 @@ def outgoing(model: Transformer, mapping: HFMapping) -> list[Outgoing]:
 
 def _outgoing(tensor: TensorMap, parts: list[Tensor]) -> Outgoing:
     shape, dtype = (sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype
-    if dtype not in DTYPES:
+    if dtype not in DTYPE_NAMES:
         raise ValueError(f"tensor {tensor.name} is of {dtype}, which is not exported")
 
     def make() -> Tensor:

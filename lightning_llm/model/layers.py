@@ -14,7 +14,7 @@ from lightning_llm.model.parts import BUILT_IN, name_of
 
 Config = Any  # a ``ModelConfig``, which imports this module
 
-OPTIONS = "attention", "mlp", "position", "qk_norm", "num_key_value_heads", "intermediate_size"  # of a layer
+LAYER_OPTIONS = "attention", "mlp", "position", "qk_norm", "num_key_value_heads", "intermediate_size"  # of a layer
 NOT_ROTATED: dict[str, Any] = {"partial_rotary_factor": 1.0, "rope_scaling": None}  # where a layer has no positions
 
 
@@ -51,8 +51,8 @@ def layer_form_problems(layers: Any) -> Iterator[str]:
         return
     for index, options in enumerate(layers):
         for name, value in options.items():
-            if name not in OPTIONS:
-                yield f"layers[{index}] has {field_name(name)}, which no layer has: give {', '.join(OPTIONS)}"
+            if name not in LAYER_OPTIONS:
+                yield f"layers[{index}] has {field_name(name)}, which no layer has: give {', '.join(LAYER_OPTIONS)}"
             elif name in BUILT_IN:
                 yield from parts.form_problems(f"layers[{index}].{name}", value)
 

@@ -28,7 +28,7 @@ from typing import Any
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import BUILT_IN
 
-OPTIONS, MOST_BASE = ("base_width", "base_head_dim"), 2**16
+MUP_OPTIONS, MOST_BASE = ("base_width", "base_head_dim"), 2**16
 
 
 def width_factors(
@@ -53,8 +53,8 @@ def mup_problems(mup: dict[str, Any], names: Mapping[str, str], *, ties_embeddin
         ties_embeddings: Whether the head has the embedding's weight.
     """
     sizes = [value for value in mup.values() if type(value) is int and 1 <= value <= MOST_BASE]
-    if set(mup) != set(OPTIONS) or len(sizes) != len(OPTIONS):
-        yield f"mup must have {' and '.join(OPTIONS)}, whole numbers from 1 to {MOST_BASE}, got {shown(mup)}"
+    if set(mup) != set(MUP_OPTIONS) or len(sizes) != len(MUP_OPTIONS):
+        yield f"mup must have {' and '.join(MUP_OPTIONS)}, whole numbers from 1 to {MOST_BASE}, got {shown(mup)}"
     if ties_embeddings:
         yield "mup needs tie_word_embeddings false: embedding and head get different learning rates"
     for kind, name in names.items():

@@ -27,7 +27,7 @@ from lightning_llm.model.plain import WATCHERS
 from lightning_llm.runs.code import package_digest
 
 # of matmuls, and of parameters where the second part is "true", by the first part of a precision
-DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
+DTYPE_OF_PRECISION = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 
 WATCHERS.add(RegisterRecordFunction)  # of trainer.profiler "pytorch"
 
@@ -81,7 +81,7 @@ def attention_of(trainer: Any, config: Any, context_length: int | None) -> str |
     device = trainer.strategy.root_device
     if device.type != "cuda" or not isinstance(config, ModelConfig) or context_length is None:
         return None
-    dtype = DTYPES.get(str(trainer.precision).split("-")[0], torch.float32)
+    dtype = DTYPE_OF_PRECISION.get(str(trainer.precision).split("-")[0], torch.float32)
     return attention_kernel(config, context_length, dtype, device)
 
 

@@ -25,13 +25,13 @@ from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.budget import optimizer_state_bytes
-from lightning_llm.training.environment import DTYPES
+from lightning_llm.training.environment import DTYPE_OF_PRECISION
 from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.run_length import total_steps
 
 MANY_EPOCHS = 40  # Muennighoff et al. 2023, arXiv:2305.16264, section 6: further passes are worth almost nothing
 # the minimum of an option, and what that means
-LEAST: dict[str, tuple[int, str]] = {
+MINIMA: dict[str, tuple[int, str]] = {
     "check_val_every_n_epoch": (1, "for no validation set trainer.limit_val_batches to 0"),
     "log_every_n_steps": (0, "0 logs nothing"),
     "num_sanity_val_steps": (-1, "0 tries none, -1 all"),
@@ -71,7 +71,7 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[Any]) -> None:
     """
     problems = [
         f"trainer.{name} must be at least {least}, got {options[name]}: {meaning}"
-        for name, (least, meaning) in LEAST.items()
+        for name, (least, meaning) in MINIMA.items()
         if isinstance(options.get(name), int | float) and options[name] < least
     ]
     if options.get("val_check_interval") == 0:
@@ -173,7 +173,7 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
         transformer = Transformer(dataclasses.replace(model.architecture, vocab_size=vocab_size))
     number, _, kind = str(trainer.precision).partition("-")
     if kind == "true":  # in the others, parameters are float32
-        transformer.to(DTYPES[number])
+        transformer.to(DTYPE_OF_PRECISION[number])
     weights = sum(p.nbytes for p in transformer.parameters())
     memory = list(_memory(2 * weights, "parameters and gradients", trainer))
     if any(check.problem for check in memory):  # the other checks take as long as the model is large

@@ -79,7 +79,7 @@ def test_a_pair_takes_turns_within_a_budget(monkeypatch):
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(cost, "TrainingSteps", steps)
-    monkeypatch.setattr(cost, "LEAST", 6)
+    monkeypatch.setattr(cost, "LEAST_ROUNDS", 6)
     *_, timings = cost.time_pair("a", "b")
     assert [len(timing.samples) for timing in timings] == [6, 6]  # 120 s
     assert order[6:] == ["a", "b", "b", "a"] * 3

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_llm.bench import same
-from lightning_llm.bench.same import DTYPES, EXACT, Judge, Setting
+from lightning_llm.bench.same import EXACT, SAME_PRECISIONS, Judge, Setting
 from lightning_llm.bench.tiny_model import make_batch, tiny_config
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.model.config import ModelConfig
@@ -98,14 +98,14 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("precision", SAME_PRECISIONS)
 def test_settings_that_are_the_same(judge, name, precision):
     if name == "transformers" and precision == EXACT:
         return  # its RMSNorm computes in float32
     assert not different(judge, dataclasses.replace(SAME[name], precision=precision))
 
 
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("precision", SAME_PRECISIONS)
 @pytest.mark.parametrize("name", ["WrongInside", "WrongWeight", "WrongForward"])
 def test_one_percent_in_one_layer_is_found_there(judge, name, precision):
     setting = dataclasses.replace(with_config(mlp=f"{HERE}.{name}"), precision=precision)

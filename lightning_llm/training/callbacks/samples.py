@@ -22,7 +22,7 @@ from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.metrics import SAMPLES
 from lightning_llm.training.schedule_free import evaluated
 
-LEAST = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
+MINIMA = {"every_n_steps": 1, "max_new_tokens": 1, "temperature": 0, "top_k": 1}
 
 
 class SampleText(Callback):
@@ -56,7 +56,7 @@ class SampleText(Callback):
         self.max_new_tokens, self.temperature, self.top_k = max_new_tokens, temperature, top_k
         problems = [
             f"SampleText.{name} must be at least {least}, got {value}"
-            for name, least in LEAST.items()
+            for name, least in MINIMA.items()
             if (value := getattr(self, name)) is not None and not value >= least
         ]
         raise_all(problems + ([] if prompt else ["SampleText.prompt is empty: give at least one character"]))
