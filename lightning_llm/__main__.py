@@ -13,7 +13,7 @@ from signal import SIGINT
 from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS
 from lightning_llm.cli.errors import reports
 from lightning_llm.cli.interrupts import PROGRAM, interrupts
-from lightning_llm.cli.streams import drop_output, note_imports, open_streams
+from lightning_llm.cli.stdio import drop_output, note_imports, open_streams
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:

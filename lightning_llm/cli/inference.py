@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.streams import print_data
+from lightning_llm.cli.stdio import print_data
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.formats import Document

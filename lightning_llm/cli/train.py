@@ -35,7 +35,7 @@ from lightning_llm.cli.ends import say
 from lightning_llm.cli.errors import USER_ERROR
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.report import RunReport, print_checks
-from lightning_llm.cli.streams import quieten
+from lightning_llm.cli.stdio import quieten
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.options import raise_all

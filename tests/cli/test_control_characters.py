@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
 from lightning_llm.cli.command_line import experiment_name
-from lightning_llm.cli.streams import Printable
+from lightning_llm.cli.stdio import Printable
 from lightning_llm.io.untrusted import ESCAPE
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
