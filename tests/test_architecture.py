@@ -65,11 +65,12 @@ GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 25_907  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
+CODE_LINES = 25_906  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
 FILES = 263
-ALL_LINES = 41_157
+ALL_LINES = 41_156
 BENCHMARK_LINES = 6_175  # of benchmarks/, which is not installed; with runs per hour, sizes, streams, and predictions
 SMALL = "make something else unnecessary, or raise the limit and say why in the commit (CONTRIBUTING.md)"
+MODULE_LINES = 320  # all that a LanguageModel does, in one file
 DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 
@@ -488,6 +489,7 @@ def test_the_house_stays_small():
     assert len(counts) <= FILES, SMALL
     assert lines <= ALL_LINES, SMALL
     assert documented >= DOCSTRING_SHARE * lines
+    assert lines_of(PACKAGE / "training" / "module.py")[2] <= MODULE_LINES
     assert sum(lines_of(path)[2] for path in BENCHMARKS.rglob("*.py")) <= BENCHMARK_LINES
 
 

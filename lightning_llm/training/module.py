@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_llm.accounting.planner import StepPlan
-from lightning_llm.checkpoints import recipes
 from lightning_llm.checkpoints.compatibility import check_loading
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.checkpoints.reading import only_checkpoints
+from lightning_llm.checkpoints.recipes import optimizer_recipe, restored_optimizer, restored_schedule, schedule_recipe
 from lightning_llm.checkpoints.schema import EXECUTION, FORMAT, FORMAT_VERSION
 from lightning_llm.data.batches import Batch
 from lightning_llm.data.datamodule import tokenizer_of
@@ -97,8 +97,8 @@ class LanguageModel(LightningModule):
             raise ValueError(f"loss_chunks must be at least 0 or null, got {loss_chunks}")
         # a checkpoint has plain values for architecture, optimizer and schedule
         self.architecture = ModelConfig(**architecture) if isinstance(architecture, dict) else architecture
-        self.make_optimizer = recipes.restored_optimizer(optimizer)
-        self.schedule = recipes.restored_schedule(schedule)
+        self.make_optimizer = restored_optimizer(optimizer)
+        self.schedule = restored_schedule(schedule)
         self.groups = [rule if isinstance(rule, GroupRule) else GroupRule(**rule) for rule in groups or ()]
         self.loss_chunks = loss_chunks
         self.compile_mode, self.compile_scope = compile_mode, compile_scope
@@ -240,8 +240,7 @@ class LanguageModel(LightningModule):
         """One optimizer over the parameter groups, and the schedule, stepped once per optimizer step."""
         optimizer = share_work(self.optimizer_over(self.groups_of(self)), self.trainer)
         schedule: Any = self.schedule if isinstance(self.schedule, Schedule | None) else self.schedule(optimizer)
-        recipe = recipes.optimizer_recipe(optimizer)
-        self._recipes = {"optimizer": recipe, "schedule": recipes.schedule_recipe(schedule)}
+        self._recipes = {"optimizer": optimizer_recipe(optimizer), "schedule": schedule_recipe(schedule)}
         self._save_plain_hyperparameters()
         scheduler: Any = scheduler_of(schedule, optimizer, self.trainer)
         config: Any = {"scheduler": scheduler, "interval": "step", "frequency": 1, "reduce_on_plateau": False}
