@@ -19,7 +19,7 @@ columns, the first entry is the first table of the page:
         peak, MiB: '{peak_bytes / MiB:,.0f} ({peak_bytes / first.peak_bytes:.2f})'
 
 An experiment of ``lightning-llm ablate`` has a row for each side, a stream one for each idea, and a ladder one for each
-variant, with the ladder's name as ``report``; their fields are those of ``report.json``.
+variant, with the ladder's name as ``report``, and of its promise; their fields are those of ``report.json``.
 
 ``first`` is the first row of the same shape and dtype, ``of("ours")`` the row of that variant there. ``each:`` with an
 expression makes one row for each of its values, ``if:`` leaves rows out.
@@ -70,8 +70,9 @@ def _sides(report: dict[str, Any]) -> list[Row]:
     Of a stream a row for each idea, of a ladder one for each variant.
     """
     if "ladder" in report:
+        outcomes = {name: row for promise in report["promises"] for name, row in promise["variants"].items()}
         return [
-            Row(variant=name, report=report["name"], **row, shape=None, dtype=None)
+            Row(variant=name, report=report["name"], **outcomes.get(name, {}), **row, shape=None, dtype=None)
             for name, row in report["ladder"].items()
         ]
     if "ideas" in report:

@@ -65,7 +65,7 @@ GRAB_BAGS = ("utils", "common", "helpers")
 LINE_CAP = 400
 # What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 25_906  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
+CODE_LINES = 25_911  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
 FILES = 263
 ALL_LINES = 41_156
 BENCHMARK_LINES = 6_175  # of benchmarks/, which is not installed; with runs per hour, sizes, streams, and predictions

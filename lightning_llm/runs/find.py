@@ -27,9 +27,6 @@ RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
 
 
-# ---- runs
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run directory.
@@ -130,9 +127,6 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     """A key that sorts version_2 before version_10."""
     pieces = [(number_in(piece), piece) for piece in re.split("([0-9]+)", str(path))]
     return [(-1, piece) if number is None else (number, "") for number, piece in pieces]
-
-
-# ---- checkpoints
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -265,9 +259,6 @@ def _newest_first(run: Path) -> list[Path]:
     written_last = sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
     recencies = {path: recency(path) for path in in_time(written_last)}
     return sorted(recencies, key=recencies.__getitem__, reverse=True)
-
-
-# ---- models
 
 
 def open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", "Tokenizer"]:

@@ -32,6 +32,20 @@ def test_types_have_our_names(message, line):
     assert in_plain_words(message) == line
 
 
+NOT_ALLOWED = "Importing '{}' is not allowed, use import_path_allowlist in set_parsing_settings to allow it."
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere.to.be.Found", "'nowhere.to.be.Found' cannot be imported: no module was found by this path; give"),
+        ("json.JSONDecoder", "json.JSONDecoder is not imported: it is outside lightning_llm, and no option or config"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_not_called_untrusted(path, says):
+    assert says in in_plain_words(NOT_ALLOWED.format(path))
+
+
 def test_letters_in_another_order_are_the_nearest_name():
     options = [f"model.architecture.{name}" for name in ("mup", "mlp", "norm")]
     said = with_nearest("unrecognized arguments: --model.architecture.mpl=gelu", options)
