@@ -67,7 +67,7 @@ LINE_CAP = 400
 # was reached: a new concept replaces one, or raises them with a reason in the commit.
 CODE_LINES = 25_911  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
 FILES = 263
-ALL_LINES = 41_155
+ALL_LINES = 41_153
 BENCHMARK_LINES = 6_175  # of benchmarks/, which is not installed; with runs per hour, sizes, streams, and predictions
 SMALL = "make something else unnecessary, or raise the limit and say why in the commit (CONTRIBUTING.md)"
 MODULE_LINES = 320  # all that a LanguageModel does, in one file

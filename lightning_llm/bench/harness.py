@@ -207,7 +207,6 @@ def measure(cases: Mapping[str, Case], request: Request, *, tokens: int) -> Iter
     for name, (saved, peak) in memory.items():
         forward = timings[f"fwd {name}"].median
         total = timings[f"both {name}"]
-        first_peak = memory[first][1]
         yield request.row(
             name,
             total,
@@ -217,7 +216,7 @@ def measure(cases: Mapping[str, Case], request: Request, *, tokens: int) -> Iter
             peak_bytes=peak,
             saved_bytes=saved,
             tokens_per_s=tokens / total.median,
-            peak_ratio=peak / first_peak if peak and first_peak else None,
+            peak_ratio=peak / first_peak if peak and (first_peak := memory[first][1]) else None,
         )
         cases[name].clear()
 

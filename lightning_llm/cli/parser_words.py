@@ -9,11 +9,12 @@ TYPES = {
     **{"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "NoneType": "null"},
     **{"dict": "options by name", "list": "a list", "tuple": "a list"},
 }
+OUTSIDE = "{} is not imported: it is outside lightning_llm, and no option or config names it by this path"
 _REWORDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r'Parser key "([^"]*)"', r"\1"),
     (
         r"Importing '(.*?)' is not allowed, .*? in set_parsing_settings to allow it\.",
-        lambda match: _not_imported(match[1]),
+        lambda match: OUTSIDE.format(match[1]) if is_import_path(match[1]) else str(not_found("the path", match[1])),
     ),
     (r"Problem with given class_path '(.*?)'", r"\1"),
     (r"- Expected a path but .*? either not accessible or invalid - ", ""),
@@ -48,11 +49,6 @@ def in_plain_words(message: str) -> str:
     while (shorter := _ALTERNATIVES.sub(_alternatives_in_words, text)) != text:
         text = shorter
     return text
-
-
-def _not_imported(path: str) -> str:
-    outside = f"{path} is not imported: it is outside lightning_llm, and no option or config names it by this path"
-    return outside if is_import_path(path) else str(not_found("the import path", path))
 
 
 def _type_in_words(match: re.Match[str]) -> str:

@@ -240,7 +240,9 @@ def test_the_masks_of_dropout_depend_on_the_seed_of_the_model_else_of_lightning_
         progress = SimpleNamespace(total=SimpleNamespace(ready=3))
         loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
         data = SimpleNamespace(seed=of_data)
-        environment.seed_dropout(SimpleNamespace(fit_loop=loop, datamodule=data, global_rank=0), model)
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        trainer = SimpleNamespace(fit_loop=loop, datamodule=data, global_rank=0, strategy=strategy)
+        environment.seed_dropout(trainer, model)
         return torch.initial_seed()
 
     assert seed_of(1, 2, 3) == seed_of(1, 5, 5) == seed_of(None, 1, 5) == seed_of(None, None, 1)
