@@ -203,7 +203,7 @@ def measure(cases: Mapping[str, Case], request: Request, *, tokens: int) -> Iter
         interleave(runs, rounds=10_000, warmup=0, device="cuda", budget_s=WARM_UP_S)
     share = None if request.budget_s is None else request.budget_s / request.parts
     timings = interleave(runs, rounds=request.rounds, warmup=1, device=request.device, budget_s=share)
-    first = next(iter(cases))
+    first, (_, first_peak) = next(iter(memory.items()))
     for name, (saved, peak) in memory.items():
         forward = timings[f"fwd {name}"].median
         total = timings[f"both {name}"]
@@ -216,7 +216,7 @@ def measure(cases: Mapping[str, Case], request: Request, *, tokens: int) -> Iter
             peak_bytes=peak,
             saved_bytes=saved,
             tokens_per_s=tokens / total.median,
-            peak_ratio=peak / first_peak if peak and (first_peak := memory[first][1]) else None,
+            peak_ratio=peak / first_peak if peak and first_peak else None,
         )
         cases[name].clear()
 

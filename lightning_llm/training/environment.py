@@ -123,7 +123,7 @@ def seed_dropout(trainer: Any, seed: int | None) -> None:
     number = hash((seed, micro_batches_started(trainer), trainer.global_rank)) % 2**63
     torch.default_generator.manual_seed(number)  # 2 µs; torch.manual_seed asks all kinds of devices, which takes 200
     if (kind := trainer.strategy.root_device.type) != "cpu":
-        getattr(torch, kind).manual_seed(number)
+        (torch.cuda if kind == "cuda" else torch).manual_seed(number)
 
 
 def keep_freed_memory() -> bool:

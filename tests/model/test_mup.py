@@ -132,6 +132,11 @@ def test_what_it_does_not_cover_is_an_error(changes, message):
         ModelConfig(**{**BASE, **changes})
 
 
+def test_layers_may_repeat_the_models_qk_norm():
+    qk_norm = ModelConfig(**BASE).qk_norm
+    assert ModelConfig(**BASE, mup=MUP, layers=[{"qk_norm": qk_norm}, {}]).layer_configs[0].qk_norm == qk_norm
+
+
 @pytest.mark.parametrize("name", ["lightning_llm.optim.MuonAdamW", "torch.optim.SGD"])
 def test_it_is_for_adam(name):
     module, _, kind = name.rpartition(".")
