@@ -311,7 +311,7 @@ class ModelConfig:
             names = {kind: name_of(getattr(self, kind)) for kind in BUILT_IN}
             yield from mup_problems(self.mup, names, ties_embeddings=self.tie_word_embeddings)
             if any(options.get("qk_norm", self.qk_norm) != self.qk_norm for options in self.layers or ()):
-                yield "mup needs the same qk_norm in all layers, since learning rates depend on it: set it for the model"
+                yield "mup needs the same qk_norm in all layers, as learning rates depend on it: set it in the model"
         if self.mlp_bias and self.mlp == "memory_optimized_swiglu":
             yield "mlp_bias is not supported by mlp 'memory_optimized_swiglu': use 'swiglu'"
         yield from option_problems(self)
