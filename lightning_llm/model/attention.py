@@ -34,9 +34,11 @@ class CausalSelfAttention(nn.Module):
 
     Attributes:
         uses_cache: Whether it adds its keys and values to a cache. A class that does not sees whole sequences.
+        residual_outputs: Paths of the layers that write to the residual stream, and start smaller.
     """
 
     uses_cache = True
+    residual_outputs = ("o_proj",)
     window: int | None = None
 
     def __init__(self, config: ModelConfig, layer: int, *, softcap: float | None = None) -> None:

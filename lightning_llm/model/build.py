@@ -6,15 +6,18 @@ has parameters of these names; a norm with its size and ``eps``.
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import nn
 
 from lightning_llm.io.trust import OUR_PREFIX, trust_and_import
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.initial_values import Part, construct
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
-from lightning_llm.model.weights import drawing
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
 FORWARDS = {
@@ -61,15 +64,30 @@ def build(
     accepted = inspect.signature(make).parameters
     options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
     _check_call(kind, name, make, CONSTRUCTORS[kind], given, options)
-    with drawing(seed, path):
-        try:
-            made = make(*given, **options)
-        except RecursionError:
-            raise ValueError(f"{kind} {name!r} builds itself as one of its parts: give a class of one part") from None
+    forward = partial(_forward_pass, kind, config) if kind in ("attention", "mlp") else None
+    make_it = partial(make, *given, **options)
+    part_to_make = Part(make_it, seed, path, f"{kind} {name!r}", built_in is None, config.hidden_size, forward)
+    try:
+        made = construct(part_to_make)
+    except RecursionError:
+        raise ValueError(f"{kind} {name!r} builds itself as one of its parts: give a class of one part") from None
     if built_in is None and kind in FORWARDS:
         words = FORWARDS[kind].split(", ")
         _check_call(kind, name, type(made).forward, f".forward({FORWARDS[kind]})", (made, *words), {})
     return made
+
+
+def _forward_pass(kind: str, config: ModelConfig, part: nn.Module) -> Any:
+    """The output of an MLP or an attention for one row of two tokens, on the CPU."""
+    x = torch.randn(1, 2, config.hidden_size, device="cpu", dtype=torch.float32)
+    if kind == "mlp":
+        return part(x)
+    position = build("position", config, seed=0, path="embed_positions")
+    positions = torch.arange(2, device="cpu")
+    context = Context(positions, position, Shared(), position.prepare(positions, x.dtype))
+    if (prepare := getattr(part, "prepare", None)) is not None:
+        prepare(x, context)
+    return part(x, context)
 
 
 def _shipped(path: str) -> Callable[..., Any]:

@@ -47,6 +47,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(config.hidden_size, num_experts, bias=False)
         sizes = config.hidden_size, config.intermediate_size
         self.experts = nn.ModuleList(SwiGLU(*sizes, bias=config.mlp_bias) for _ in range(num_experts))
+        self.residual_outputs = tuple(f"experts.{expert}.down_proj" for expert in range(num_experts))
         self.auxiliary_loss: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:

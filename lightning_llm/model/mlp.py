@@ -44,6 +44,8 @@ class SwiGLU(nn.Module):
         dtype: Of the parameters, as in ``nn.Linear``.
     """
 
+    residual_outputs = ("down_proj",)
+
     def __init__(
         self,
         hidden_size: int,
@@ -143,6 +145,8 @@ class MLP(nn.Module):
             and Gimpel 2016, "Gaussian Error Linear Units", section 2: the approximation by a tanh, as in GPT-2).
         bias: Biases in both projections.
     """
+
+    residual_outputs = ("down_proj",)
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, activation: str, bias: bool = False) -> None:
         super().__init__()

@@ -19,9 +19,10 @@ from lightning_llm.model.block import Block, Compilable
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Mask, Shared, checked
+from lightning_llm.model.initial_values import drawing
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.position import Position
-from lightning_llm.model.weights import drawing, initialize
+from lightning_llm.model.weights import initialize
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents
 

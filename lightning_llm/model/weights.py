@@ -18,47 +18,28 @@ biases                                     0
 weights of norms                           1
 =========================================  ==========================================================================
 
-A module from elsewhere (a user's MLP) keeps the values of its own constructor, which draws from a generator seeded by
-the seed and its name, except for linear layers, embeddings and norms, to which the table applies. ``mup.py`` has the
-factors by which ``mup`` multiplies these scales.
+The table applies to linear layers, embeddings and norms that still have torch's default values. What the constructor of
+a custom part set to anything else is kept; ``initial_values.py`` says how that is known, and which layers of a custom
+part write to the residual stream. ``mup.py`` has the factors by which ``mup`` multiplies these
+scales.
 """
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.initial_values import RULE, TABLE_LAYERS, InitialRule, seed_of
 from lightning_llm.model.mup import width_factors
 
-RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")
 VOCAB_TABLES = ("embed_tokens", "lm_head")  # with a row for each token
 
 
-def seed_of(seed: int, name: str, shape: Iterable[int] = ()) -> int:
-    """The seed of one parameter's generator. torch's generator of a CPU takes the lowest 32 bits of it."""
-    return int.from_bytes(hashlib.sha256(repr((seed, name, tuple(shape))).encode()).digest()[:7], "big")
-
-
-@contextmanager
-def drawing(seed: int, name: str) -> Iterator[None]:
-    """Draw from a generator of the module of that name; torch's global generator is as before afterwards.
-
-    Args:
-        seed: Of the model.
-        name: The module's name inside ``Transformer``.
-    """
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(seed_of(seed, name))
-        yield
-
-
 def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") -> None:
-    """Give every parameter of ``part`` its initial value, in place.
+    """Give every parameter of ``part`` its initial value, in place, unless its constructor has.
 
     Args:
         part: A transformer, or a module of one.
@@ -66,20 +47,77 @@ def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") 
         seed: Of the model.
         name: The part's name inside the transformer.
     """
-    scales = {pattern: scale for pattern, (scale, _) in _width_factors(config).items()}
+    stds = assigned_stds(part, config, name)
+    scales = _scales(config)
+    for path, module, parameter in _of_table(part, name):
+        weight = parameter.detach()
+        if path.endswith(".bias"):
+            nn.init.zeros_(weight)
+        elif path not in stds:  # of a norm
+            nn.init.constant_(weight, _factor(path, scales))
+        else:
+            is_vocab = path.removesuffix(".weight") in VOCAB_TABLES
+            rows = config.vocab_size if is_vocab else len(weight)  # the rest is for no token
+            _draw(weight[:rows], path, seed, stds[path])
+            nn.init.zeros_(weight[rows:])
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                nn.init.zeros_(weight[module.padding_idx])
+
+
+def assigned_stds(part: nn.Module, config: ModelConfig, name: str = "") -> dict[str, float]:
+    """By name, the standard deviation from which each matrix of the table is drawn.
+
+    Args:
+        part: A transformer, or a module of one.
+        config: With the scales.
+        name: The part's name inside the transformer.
+    """
+    residual, scales = residual_paths(part, name), _scales(config)
     residual_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+    stds = {}
+    for path, module, _ in _of_table(part, name):
+        if isinstance(module, nn.Linear | nn.Embedding) and path.endswith(".weight"):
+            is_residual = path.removesuffix(".weight") in residual
+            stds[path] = _factor(path, scales) * (residual_std if is_residual else config.initializer_range)
+    return stds
+
+
+def residual_paths(part: nn.Module, name: str = "") -> set[str]:
+    """Paths of the layers that write to the residual stream."""
+    return {_joined(path, each) for path, rule in _rules(part, name) for each in rule.residual}
+
+
+def kept_names(part: nn.Module, name: str = "") -> set[str]:
+    """Names of the parameters that keep what the constructor of a custom part set."""
+    return {_joined(path, each) for path, rule in _rules(part, name) for each in rule.kept}
+
+
+def _rules(part: nn.Module, name: str) -> Iterator[tuple[str, InitialRule]]:
     for path, module in part.named_modules(prefix=name):
-        factor = next((scale for pattern, scale in scales.items() if fnmatchcase(f"{path}.weight", pattern)), 1.0)
-        if isinstance(module, nn.Linear | nn.Embedding):
-            is_residual = path.rpartition(".")[2] in RESIDUAL_PROJECTIONS
-            rows = config.vocab_size if path in VOCAB_TABLES else len(module.weight)  # the rest is for no token
-            std = residual_std if is_residual else config.initializer_range
-            _draw(module.weight.detach()[:rows], f"{path}.weight", seed, factor * std)
-            nn.init.zeros_(module.weight.detach()[rows:])
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm) and module.weight is not None:
-            nn.init.constant_(module.weight, factor)
-        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+        if (rule := getattr(module, RULE, None)) is not None:
+            yield path, rule
+
+
+def _of_table(part: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """The parameters to which the table applies, tied ones by their first name."""
+    kept, seen = kept_names(part, name), set()
+    for path, module in part.named_modules(prefix=name):
+        for each, parameter in module.named_parameters(path, recurse=False):
+            if id(parameter) not in seen and isinstance(module, TABLE_LAYERS) and each not in kept:
+                yield each, module, parameter
+            seen.add(id(parameter))
+
+
+def _joined(path: str, name: str) -> str:
+    return ".".join(filter(None, (path, name)))
+
+
+def _scales(config: ModelConfig) -> dict[str, float]:
+    return {pattern: scale for pattern, (scale, _) in _width_factors(config).items()}
+
+
+def _factor(name: str, scales: dict[str, float]) -> float:
+    return next((scale for pattern, scale in scales.items() if fnmatchcase(name, pattern)), 1.0)
 
 
 def _draw(weight: Tensor, name: str, seed: int, std: float) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lightning_llm import LanguageModel, ModelConfig, Transformer
-from lightning_llm.model.weights import seed_of
+from lightning_llm.model.initial_values import seed_of
 
 BASE = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
 CHANGES = [

@@ -41,6 +41,7 @@ class GatedDeltaNet(nn.Module):
     """
 
     uses_cache = True
+    residual_outputs = ("o_proj",)
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()

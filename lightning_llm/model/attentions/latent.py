@@ -35,6 +35,7 @@ class LatentAttention(nn.Module):
     """
 
     uses_cache = True
+    residual_outputs = ("o_proj",)
 
     def __init__(self, config: ModelConfig, layer: int, *, rank: int | None = None) -> None:
         super().__init__()
