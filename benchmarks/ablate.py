@@ -38,7 +38,7 @@ from lightning_llm.cli.train import cli_main
 from lightning_llm.measure.timer import num_threads
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
 from lightning_llm.statistics.estimates import Array, correlation
-from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
+from lightning_llm.statistics.pairing import NULL_VALUES, mismatch
 from lightning_llm.statistics.verdict import Sample, verdicts
 
 REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
@@ -78,7 +78,7 @@ def pool() -> Array:
     with num_threads(1), workplace() as folder:
         for seed in range(SEEDS):
             base, null = _fit(folder / f"baseline,seed={seed}", seed), _fit(folder / f"null,seed={seed}", seed, REDRAW)
-            if problem := mismatch(base, null, [MLP_VALUES]):
+            if problem := mismatch(base, null, [NULL_VALUES]):
                 raise RuntimeError(f"seed {seed} is no pair: {problem}")
             losses.append([base["val_loss"], null["val_loss"]])
     return np.array(losses)

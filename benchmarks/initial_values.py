@@ -9,7 +9,6 @@ smaller the standard deviation of the paired difference, the fewer seeds a compa
 both have starts from other values.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import LOWER
 from lightning_llm.bench.rows import Row
 from lightning_llm.io.charts import chart
-from lightning_llm.model.weights import RESIDUAL_PROJECTIONS
+from lightning_llm.model.weights import assigned_stds
 from lightning_llm.statistics.estimates import correlation, paired, seeds_saved
 from lightning_llm.training.module import LanguageModel
 
@@ -74,11 +73,10 @@ def build(side: str, draw: str, vocab: int, seed: int) -> LanguageModel:
     model = mup.small_model(vocab, HIDDEN, LR, seed, **SIDES[side])
     if draw == "one generator":
         generator = torch.Generator().manual_seed(seed)
+        stds = assigned_stds(model.transformer, model.architecture)
         for name, parameter in model.transformer.named_parameters():
-            is_residual = name.split(".")[-2] in RESIDUAL_PROJECTIONS
-            std = model.architecture.initializer_range / math.sqrt(2 * mup.LAYERS if is_residual else 1)
-            if parameter.ndim > 1:  # the others are ones
-                torch.nn.init.normal_(parameter, 0, std, generator=generator)
+            if name in stds:  # the others are ones
+                torch.nn.init.normal_(parameter, 0, stds[name], generator=generator)
     return model
 
 

@@ -28,7 +28,7 @@ LAYERS = (
     ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "data.find_store", "model"),  # model: norm, kv_cache, weights, position, context, build
     ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss", "checkpoints.pickles"),
-    ("model.transformer", "model.attentions", "optim", "checkpoints.archives"),
+    ("model.transformer", "model.attentions", "model.initial_scales", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule"),
     ("checkpoints",),
     ("runs",),

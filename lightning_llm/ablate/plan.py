@@ -57,6 +57,7 @@ _ARM = open_record(
         "identity": SHA256,
         **{name: maybe(schema) for name, schema in FACTS.items()},
         **dict.fromkeys(("tuned", "chance", "ratio"), maybe(POSITIVE)),
+        "scales": maybe(by_name(list_of(NUMBER), min_fields=0)),
         **{"solved": maybe(whole(1)), "matched": check("options", lambda value: isinstance(value, dict))},
     },
 )

@@ -16,9 +16,11 @@ from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained
 from lightning_llm.ablate.tuning import FIRST_SEED
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.schema import NUMBER, TEXT, by_name, maybe, open_record, validate
+from lightning_llm.statistics import pairing
 from lightning_llm.statistics.design import FEWEST, NOT_SHOWN, UNDECIDED
 from lightning_llm.statistics.looks import RESERVE, RHO
 from lightning_llm.statistics.power import further_pairs
+from lightning_llm.statistics.scales import Scale, differing_scales
 from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.statistics.windows import window_error
 from lightning_llm.training.metrics import LOSSES, VAL_LOSS
@@ -98,7 +100,35 @@ def _aa(loaded: Loaded) -> dict[str, Any]:
     row = None if null is None else _numbers(loaded, null, BASELINE, NULL) | {"further_pairs": None}
     sd = None if null is None else null.sd
     difference = None if loaded.replay is None else loaded.replay.difference
-    return {"replay_difference": difference, "null_sd": sd, "null": row}
+    redrawn = pairing.redrawn_part(*(_summary(loaded, name) for name in (BASELINE, NULL)))
+    return {
+        "replay_difference": difference,
+        "null_sd": sd,
+        "null": row,
+        "redrawn": None if redrawn is None else pairing.REDRAWN[redrawn],
+    }
+
+
+def _summary(loaded: Loaded, name: str) -> Mapping[str, Any]:
+    """The summary of the first run of an arm, if it has one."""
+    result = loaded.results.get(RunKey(name, loaded.plan.experiment.first_seed))
+    return {} if result is None else result.summary
+
+
+def _start(loaded: Loaded, name: str) -> dict[str, Any] | None:
+    """What a variant's runs share with the baseline's before the first step, and scales that differ."""
+    base, own = (_summary(loaded, arm) for arm in (BASELINE, name))
+    base_values, values = (summary.get(pairing.INITIAL_VALUES) for summary in (base, own))
+    if not base_values or not values:
+        return None
+    same = [each for each, value in values.items() if base_values.get(each) == value]
+    kept = sorted(each for each, rule in (own.get(pairing.INITIAL_RULES) or {}).items() if rule == pairing.KEPT)
+    own_scales, base_scales = (
+        {role: Scale(*scale) for role, scale in (summary.get(pairing.INITIAL_SCALES) or {}).items()}
+        for summary in (own, base)
+    )
+    clauses = differing_scales(own_scales, base_scales)
+    return {"shared": len(same), "parameters": len(values), "kept": kept, "scales": clauses}
 
 
 def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
@@ -107,6 +137,7 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
     tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
     row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _arm(loaded, name)
     row["options"] = loaded.plan.experiment.variants[name]
+    row["start"] = _start(loaded, name)
     if tuned is None:
         return {**row, "tuned": None}
     base_name, own_name = (loaded.tuned_name(arm) for arm in (BASELINE, name))

@@ -261,6 +261,6 @@ def _mismatch(plan: Plan, base: Result, other: Result) -> str:
         return f"they have {base_steps} and {steps} steps"
     options = plan.experiment.variants.get(name, {})
     excused = [field for option, fields in SETTINGS.items() if option in options for field in fields]
-    excused += [pairing.MLP_VALUES] if name == NULL else []
+    excused += [pairing.NULL_VALUES] if name == NULL else []
     excused += [pairing.BATCHES, pairing.VALIDATION_BATCHES] if arm["tokenizer"] != base_arm["tokenizer"] else []
     return pairing.mismatch(base.summary, other.summary, excused)

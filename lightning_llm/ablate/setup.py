@@ -30,6 +30,7 @@ from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.timer import interleave, num_threads
+from lightning_llm.model.initial_scales import scales_before_a_run
 from lightning_llm.runs.code import code_of, commit_of_package
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
@@ -233,8 +234,16 @@ class Setup:
             own = tuned_value(arm, experiment.tune["option"]) if experiment.tune else None
             facts[name] |= {"tuned": own, "chance": chance_of(arm, experiment.metric)}
             facts[name] |= {"matched": matched.options, "solved": matched.options.get(experiment.solved or "")}
+            facts[name]["scales"] = self._scales(arm)
             facts[name]["ratio"] = MATCHES[experiment.match].closeness(facts[BASELINE], facts[name])
         return {**facts, NULL: dict(facts[BASELINE])}
+
+    def _scales(self, arm: Arm) -> dict[str, list[float]] | None:
+        """The scales of the initial weights; ``None`` if these come from a file, which all arms share."""
+        if getattr(arm.model, "init_from", None) is not None:
+            return None
+        scales = scales_before_a_run(arm.architecture, self.experiment.first_seed)
+        return {role: list(scale) for role, scale in scales.items()}
 
     def _identities(self, threads: int) -> dict[str, Identity]:
         """What decides the bits of each arm's runs; the null variant uses what the baseline uses."""

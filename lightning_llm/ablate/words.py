@@ -14,6 +14,7 @@ from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import NOT_SHOWN
+from lightning_llm.statistics.scales import Scale, differing_scales
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
 ABOUT_SECONDARY = (
@@ -153,7 +154,7 @@ def noise_lines(report: Mapping[str, Any]) -> list[str]:
     """How noisy the runs are, and what pairing did, one line for each fact."""
     lines = [*_aa_lines(report)]
     for name, row in report["variants"].items():
-        lines += _pairs_lines(name, row, report["alpha"])
+        lines += [*_pairs_lines(name, row, report["alpha"]), *_start_lines(name, row.get("start"))]
     return lines + [f"{run} diverged: {reason}." for run, reason in report["diverged_runs"].items()]
 
 
@@ -175,7 +176,18 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
         finding = f"{null['sentence']}, {is_right}; difference {signed(null['difference'])}"
         noise = f"standard deviation {_with_interval(null['sd'], null['noise']['sd_interval'])}"
         after = f"({bounds(null['interval'])}) {unit} after {null['pairs']} pairs; {noise}"
-        yield f"The null variant (the baseline with other initial MLPs): {finding} {after}."
+        redrawn = {"attention": "attention layers", "embedding": "embeddings"}.get(aa.get("redrawn"), "MLPs")
+        yield f"The null variant (the baseline with other initial {redrawn}): {finding} {after}."
+
+
+def _start_lines(name: str, start: Mapping[str, Any] | None) -> Iterator[str]:
+    """What a pair shares before the first step, and which scales differ; earlier reports do not say."""
+    if start is None:
+        return
+    kept = start["kept"]
+    own = f"; its constructor set {len(kept)} ({kept[0]}{', …' * (len(kept) > 1)})" if kept else ""
+    yield f"{name}: starts with {start['shared']} of {start['parameters']} parameters equal to the baseline's{own}."
+    yield from (f"{name}: its {clause}." for clause in start["scales"])
 
 
 def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[str]:
@@ -289,7 +301,7 @@ def parameter_lines(plan: Plan) -> list[str]:
     arms = {name: plan.arms[name] for name in (BASELINE, *plan.experiment.variants)}
     counts = {name: arm.get("parameters") for name, arm in arms.items()}
     counted = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
-    return [f"parameters: {', '.join(counted)}", *_unequal(arms)]
+    return [f"parameters: {', '.join(counted)}", *_unequal(arms), *_unequal_scales(arms)]
 
 
 def start_in_words(plan: Plan, looks: Sequence[int], slots: int) -> str:
@@ -308,6 +320,15 @@ def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
             unequal.append(f"{name} has {100 * abs(share):.3g}% {'more' if share > 0 else 'fewer'}")
     advice = f"--match parameters={ARCHITECTURE_PREFIX}intermediate_size makes them equal"
     return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
+
+
+def _unequal_scales(arms: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each arm and role whose initial weights have another scale than the baseline's."""
+    scales = {
+        name: {role: Scale(*scale) for role, scale in (arm.get("scales") or {}).items()} for name, arm in arms.items()
+    }
+    for name, own in scales.items():
+        yield from (f"{name}: its {clause}." for clause in differing_scales(own, scales[BASELINE]))
 
 
 def parameter_excess(count: int | None, base_count: int | None) -> float:

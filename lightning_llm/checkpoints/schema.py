@@ -92,7 +92,12 @@ PLAIN = check("a plain value", is_plain_value)
 BEST_FIELDS = {"best_loss": number(), "best_step": STEP_OR_NONE, "validated_step": STEP_OR_NONE}
 CALLBACKS = {
     "InputHashes": open_record(
-        {"initial_values": mapping(TEXT, TEXT), "batches": HASH}, {"batches_at": mapping(STEP_NAME, HASH)}
+        {"initial_values": mapping(TEXT, TEXT), "batches": HASH},
+        {
+            "batches_at": mapping(STEP_NAME, HASH),
+            "initial_rules": mapping(TEXT, TEXT),
+            "initial_scales": mapping(TEXT, list_of(number())),
+        },
     ),
     "ResumeDiff": open_record({"options": mapping(TEXT, PLAIN)}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": open_record(BEST_FIELDS, {"turn": COUNT}),

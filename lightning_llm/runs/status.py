@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.processes import is_alive
-from lightning_llm.io.schema import BOOL, NUMBER, TEXT, check, list_of, maybe, open_record, validate, whole
+from lightning_llm.io.schema import BOOL, NUMBER, TEXT, by_name, check, list_of, maybe, open_record, validate, whole
 from lightning_llm.io.untrusted import prefixed, read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY, step_files, step_of
 
@@ -24,6 +24,7 @@ _STATUS = open_record(
     {"step": whole(), "val_loss": maybe(NUMBER), "reason": TEXT, "host": TEXT, "process": maybe(whole(1, 1 << 30))},
 )
 _TEXTS = check("texts by name", lambda value: _are_texts(value, ".*"))
+_SCALES = by_name(list_of(NUMBER, 2), min_fields=0)
 _BY_STEP = check("texts by step", lambda value: _are_texts(value, "[0-9]{1,15}"))
 
 
@@ -107,6 +108,7 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
     fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
     fields |= {"tf32": maybe(BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
+    fields |= {"initial_rules": maybe(_TEXTS), "initial_scales": maybe(_SCALES)}
     fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     with prefixed(f"{run / SUMMARY} is damaged", ValueError):
         content = read_json(run / SUMMARY, nan_is_null=True)  # older ones contain Infinity

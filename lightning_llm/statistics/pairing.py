@@ -3,8 +3,9 @@
 ``summary.json`` says so, by hashes (``training.callbacks.inputs``) of the training and validation batches that the run
 used and of the initial value of each parameter, and by a record of what else decides its bits
 (``training.environment``). A pair shares the initial values of all parameters that both runs have, by name, shape and
-dtype; a parameter of another shape cannot be shared, and in a model of another depth, the projections onto the residual
-stream begin at another scale. Runs of different lengths share the batches of their common steps.
+dtype. Three kinds cannot be shared: a parameter of another shape; one that the constructor of a custom part set; and
+the weight of a layer that writes to the residual stream, if it does so in one run alone or if the depths differ.
+``initial_rules`` says which these are. Runs of different lengths share the batches of their common steps.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,8 +13,12 @@ from typing import Any
 
 INITIAL_VALUES, BATCHES, VALIDATION_BATCHES = "initial_values", "batches", "validation_batches"
 BATCHES_AT, STEPS, CHANGES = "batches_at", "steps", "changed_on_resume"
-MLP_VALUES = "initial_values of the MLPs"  # can be excused, as can every field
-_RESIDUAL = (".o_proj.", ".down_proj.")  # they write to the residual stream, and begin smaller in a deeper model
+INITIAL_RULES, KEPT, RESIDUAL = "initial_rules", "kept", "residual"  # by name of a parameter; others follow the table
+INITIAL_SCALES = "initial_scales"
+NULL_VALUES = "initial_values that the null variant redraws"  # can be excused, as can every field
+# What the null variant redraws, in this order, and what it is called
+REDRAWN = {".mlp.": "MLPs", ".self_attn.": "attention", "embed_tokens.": "embedding"}
+_OLD_RESIDUAL = (".o_proj.", ".down_proj.")  # in runs without initial_rules
 _WORDS = {BATCHES: "training batches", VALIDATION_BATCHES: "validation batches", INITIAL_VALUES: "initial values"}
 _EXECUTION = {
     "precision": "precision",
@@ -32,7 +37,7 @@ def mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused: Colle
     Args:
         first: The ``summary.json`` of one run.
         second: That of the other.
-        excused: Fields in which they may differ; ``MLP_VALUES``: the initial values of the MLPs.
+        excused: Fields in which they may differ; ``NULL_VALUES``: what the null variant redraws.
     """
     checks = (executed_otherwise, _batch_mismatch, _value_mismatch)
     return next(filter(None, (check(first, second, excused) for check in checks)), "")
@@ -88,13 +93,48 @@ def _value_mismatch(first: Mapping[str, Any], second: Mapping[str, Any], excused
     shared = [name for name in values if name in other_values and _shape(values[name]) == _shape(other_values[name])]
     if not shared:
         return "they share no parameter"
-    depths = {len({name.partition("layers.")[2].partition(".")[0] for name in own}) for own in (values, other_values)}
-    exempt = [*([".mlp."] if MLP_VALUES in excused else []), *(_RESIDUAL if len(depths) > 1 else ())]
-    differing = [name for name in shared if values[name] != other_values[name]]
-    if differing := [name for name in differing if not any(part in name for part in exempt)]:
+    own = own_values(first, second)
+    differing = [name for name in shared if values[name] != other_values[name] and name not in own]
+    if NULL_VALUES in excused and (redrawn := redrawn_part(first, second)) is not None:
+        differing = [name for name in differing if redrawn not in name]
+    if differing:
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         return f"their initial values differ: {differing[0]}{more}"
     return ""
+
+
+def own_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
+    """The parameters whose initial values a pair need not share, of those that both runs have.
+
+    Args:
+        first: The ``summary.json`` of one run.
+        second: That of the other.
+    """
+    rules, other_rules = (_rules(run) for run in (first, second))
+    depths = {
+        len({name.partition("layers.")[2].partition(".")[0] for name in run[INITIAL_VALUES]}) for run in (first, second)
+    }
+    found = set()
+    for name in first[INITIAL_VALUES].keys() & second[INITIAL_VALUES].keys():
+        rule, other = rules.get(name), other_rules.get(name)
+        if KEPT in (rule, other) or rule != other or (rule == RESIDUAL and len(depths) > 1):
+            found.add(name)
+    return found
+
+
+def redrawn_part(baseline: Mapping[str, Any], null: Mapping[str, Any]) -> str | None:
+    """The key of ``REDRAWN`` for what the null variant drew again; ``None``: nothing differs, or it is not known."""
+    values, other_values = (run.get(INITIAL_VALUES) or {} for run in (baseline, null))
+    differing = [name for name in values.keys() & other_values.keys() if values[name] != other_values[name]]
+    return next((part for part in REDRAWN if any(part in name for name in differing)), None)
+
+
+def _rules(summary: Mapping[str, Any]) -> Mapping[str, str]:
+    """``initial_rules``, of earlier versions by the names of layers."""
+    rules: Mapping[str, str] | None = summary.get(INITIAL_RULES)
+    if rules is None:
+        rules = {name: RESIDUAL for name in summary[INITIAL_VALUES] if any(part in name for part in _OLD_RESIDUAL)}
+    return rules
 
 
 def _shape(recorded: str) -> str:

@@ -23,7 +23,9 @@ from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import decimal_size
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.initial_scales import rules_in_words, scales_before_a_run, scales_of_table
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.statistics.scales import differing_scales
 from lightning_llm.training.budget import optimizer_state_bytes
 from lightning_llm.training.environment import DTYPE_OF_PRECISION
 from lightning_llm.training.initial_weights import read_initial_weights
@@ -181,6 +183,7 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
         return
     yield from _fit_together(model.architecture, data)
     yield from _initial_weights(model, data)
+    yield from _initial_values(model)
     yield from _compiler(model, trainer)
     if is_token_data:
         yield from _texts(data, problems)
@@ -222,6 +225,21 @@ def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
         except ValueError as error:
             problem = str(error)
         yield Check("weights", f"those of {init_from}", problem)
+
+
+def _initial_values(model: Any) -> Iterator[Check]:
+    """Where the initial values of custom parts come from; the constructors run here, on the CPU."""
+    config, seed = model.architecture, model.seed or 0
+    if not config.custom_parts:
+        return
+    try:
+        lines = rules_in_words(config, seed)
+        scales = scales_before_a_run(config, seed)
+    except ValueError as error:
+        yield Check("initial values", "of a custom part", str(error))
+        return
+    lines += differing_scales(scales, scales_of_table(scales, config), "the table's")
+    yield from (Check("initial values", line) for line in lines)
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:

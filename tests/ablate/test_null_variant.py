@@ -4,15 +4,54 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_llm.ablate.null_variant import RedrawMLP
+from lightning_llm.model.block import Block
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 
 
-def module(seed=3):
+class Fixed(nn.Module):
+    """An MLP in which nothing is random."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(config.hidden_size))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class FixedAttention(Fixed):
+    def forward(self, x, context):
+        return x * self.scale
+
+
+class HalfZero(nn.Module):
+    """An MLP whose output layer starts at 0, and stays so in the null variant."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, 8)
+        self.down = nn.Linear(8, config.hidden_size)
+        self.shift = nn.Parameter(torch.randn(8))
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, x):
+        return self.down(self.up(x) + self.shift)
+
+
+class ZeroBlock(Block):
+    def __init__(self, config, layer, seed):
+        super().__init__(config, layer, seed)
+        nn.init.zeros_(self.mlp.down_proj.weight)
+
+
+def module(seed=3, **options):
     """What the callback needs of a LanguageModel."""
-    config = ModelConfig(vocab_size=65, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    sizes = {"vocab_size": 65, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = ModelConfig(**sizes, **options)
     return SimpleNamespace(transformer=Transformer(config, seed=seed), architecture=config, seed=seed)
 
 
@@ -47,3 +86,27 @@ def test_each_layer_and_each_seed_has_values_of_its_own():
     assert torch.equal(ups[0][0], ups[1][0])  # the same seed
     assert not torch.equal(ups[0][0], ups[2][0])
     assert not torch.equal(ups[0][0], ups[0][1])
+
+
+HERE = "tests.ablate.test_null_variant"
+
+
+def test_what_a_constructor_sets_is_made_again_too():
+    changed = redrawn(module(mlp=f"{HERE}.HalfZero"))
+    assert changed == {f"layers.{layer}.mlp.{name}" for layer in range(2) for name in ("up.weight", "shift")}
+
+
+def test_what_a_block_sets_in_its_parts_stays():
+    changed = redrawn(module(block=f"{HERE}.ZeroBlock"))
+    assert changed == {f"layers.{layer}.mlp.{name}_proj.weight" for layer in range(2) for name in ("gate", "up")}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_where_the_mlps_are_not_random_others_are_redrawn(tied):
+    fixed = {"mlp": f"{HERE}.Fixed", "tie_word_embeddings": tied, "vocab_multiple_of": 16}
+    assert redrawn(module(**fixed)) == {
+        f"layers.{layer}.self_attn.{name}_proj.weight" for layer in range(2) for name in "qkvo"
+    }
+    both = module(**fixed, attention=f"{HERE}.FixedAttention")
+    assert redrawn(both) == {"embed_tokens.weight"}
+    assert not both.transformer.embed_tokens.weight[65:].any()

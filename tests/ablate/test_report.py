@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from scipy import stats
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.page import write_report
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report import _start, report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.screen import show_report
-from lightning_llm.ablate.words import ABOUT_SECONDARY, cost_lines, noise_lines, verdict_lines
+from lightning_llm.ablate.words import ABOUT_SECONDARY, cost_lines, noise_lines, parameter_lines, verdict_lines
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.looks import PlannedLook, spending
 from tests.ablate.conftest import work
@@ -318,3 +319,45 @@ def test_without_secondary_metrics_nothing_is_said_of_them(done):
     report = report_of(load_experiment(done.out))
     assert report["secondary"] == {}
     assert not any("econdary" in line for line in verdict_lines(report))
+
+
+def test_the_report_says_what_a_pair_shares_and_which_scales_differ(experiment):
+    plan = experiment({"a": {"effect": -0.5}})
+    work(plan.out)
+    loaded = load_experiment(plan.out)
+    report = report_of(loaded)
+    words = r"a: starts with \d of \d parameters equal to the baseline's\."
+    assert any(re.fullmatch(words, each) for each in noise_lines(report))
+    clause = "MLP output weights start at 2 times the baseline's scale (root mean square 0.02 versus 0.01)"
+    report["variants"]["a"]["start"] |= {"kept": ["mlp.scale", "mlp.shift"], "scales": [clause]}
+    lines = noise_lines(report)
+    assert any(each.endswith("; its constructor set 2 (mlp.scale, …).") for each in lines)
+    assert f"a: its {clause}." in lines
+    report["variants"]["a"]["start"] = None  # an earlier report
+    assert not any("starts with" in each for each in noise_lines(report))
+
+
+def test_scales_of_summaries_are_compared():
+    base = {"initial_values": {"w": "1"}, "initial_scales": {"MLP": [0.02, 10**6]}}
+    own = {"initial_values": {"w": "2"}, "initial_rules": {"w": "kept"}, "initial_scales": {"MLP": [0.04, 10**6]}}
+    loaded = SimpleNamespace(
+        results={RunKey(name, 0): SimpleNamespace(summary=each) for name, each in (("baseline", base), ("a", own))},
+        plan=SimpleNamespace(experiment=SimpleNamespace(first_seed=0)),
+    )
+    start = _start(loaded, "a")
+    assert (start["shared"], start["parameters"], start["kept"]) == (0, 1, ["w"])
+    assert start["scales"][0].startswith("MLP weights start at 2 times")
+
+
+def test_scales_are_compared_before_the_first_run(experiment):
+    sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "null", "a")}
+    sides["baseline"]["scales"], sides["a"]["scales"] = {"MLP": [0.02, 10**6]}, {"MLP": [0.01, 10**6]}
+    plan = experiment({"a": {"effect": 0.0}}, sides=sides)
+    assert "a: its MLP weights start at 0.5 times the baseline's scale" in parameter_lines(plan)[-1]
+
+
+@pytest.mark.parametrize(("redrawn", "words"), [("MLPs", "MLPs"), ("attention", "attention layers"), (None, "MLPs")])
+def test_the_report_says_what_the_null_variant_redraws(done, redrawn, words):
+    report = report_of(load_experiment(done.out))
+    report["aa"]["redrawn"] = redrawn
+    assert any(f"The null variant (the baseline with other initial {words}):" in each for each in noise_lines(report))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.statistics.pairing import MLP_VALUES, mismatch
+from lightning_llm.statistics.pairing import NULL_VALUES, mismatch, redrawn_part
 
 RUN = {
     "batches": "a1",
@@ -101,9 +101,9 @@ def test_the_initial_values_of_the_mlps_can_be_excused_alone():
     run = {**RUN, "initial_values": values}
     redrawn = {**RUN, "initial_values": {**values, "layers.0.mlp.up": "16x4 float32 09"}}
     assert mismatch(run, redrawn) == "their initial values differ: layers.0.mlp.up"
-    assert mismatch(run, redrawn, [MLP_VALUES]) == ""
+    assert mismatch(run, redrawn, [NULL_VALUES]) == ""
     other = {**RUN, "initial_values": {**values, "embed": "8x4 float32 09"}}
-    assert mismatch(run, other, [MLP_VALUES]) == "their initial values differ: embed"
+    assert mismatch(run, other, [NULL_VALUES]) == "their initial values differ: embed"
 
 
 def test_a_deeper_model_may_begin_with_smaller_residual_projections():
@@ -115,3 +115,36 @@ def test_a_deeper_model_may_begin_with_smaller_residual_projections():
     assert mismatch(run, scaled) == mismatch(scaled, run) == ""
     scaled["initial_values"]["embed.weight"] = "8x4 float32 03"
     assert mismatch(run, scaled) == "their initial values differ: embed.weight"
+
+
+def with_rules(values, **rules):
+    return {**RUN, "initial_values": {"embed": "8x4 float32 01", **values}, "initial_rules": rules}
+
+
+def test_what_a_constructor_sets_need_not_be_shared():
+    run, other = with_rules({"mlp.down": "4x4 float32 01"}), with_rules({"mlp.down": "4x4 float32 02"})
+    assert mismatch(run, other) == "their initial values differ: mlp.down"
+    other["initial_rules"] = {"mlp.down": "kept"}
+    assert mismatch(run, other) == mismatch(other, run) == ""
+
+
+def test_a_layer_that_writes_to_the_residual_stream_in_one_run_alone_need_not_be_shared():
+    run, other = with_rules({"mlp.down": "4x4 float32 01"}), with_rules({"mlp.down": "4x4 float32 02"})
+    run["initial_rules"] = {"mlp.down": "residual"}
+    assert mismatch(run, other) == mismatch(other, run) == ""
+    other["initial_rules"] = {"mlp.down": "residual"}
+    assert mismatch(run, other) == "their initial values differ: mlp.down"
+    other["initial_values"]["layers.1.norm"] = "4 float32 01"  # another depth
+    assert mismatch(run, other) == ""
+
+
+def test_the_null_variant_may_redraw_one_kind_of_part():
+    parts = ("layers.0.mlp.up", "layers.0.self_attn.q", "embed_tokens.weight")
+    run = with_rules(dict.fromkeys(parts, "4x4 float32 01"))
+    for part in parts:
+        null = with_rules({**dict.fromkeys(parts, "4x4 float32 01"), part: "4x4 float32 02"})
+        assert mismatch(run, null, [NULL_VALUES]) == ""
+        assert redrawn_part(run, null) in part
+    both = with_rules({**dict.fromkeys(parts, "4x4 float32 02"), parts[2]: "4x4 float32 01"})
+    assert mismatch(run, both, [NULL_VALUES]) == "their initial values differ: layers.0.self_attn.q"
+    assert redrawn_part(run, run) is None

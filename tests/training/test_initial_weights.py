@@ -1,12 +1,14 @@
 """``model.init_from``: training starts with these weights, or the run does not start."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from lightning_llm import Transformer
 from lightning_llm.__main__ import main
@@ -100,3 +102,49 @@ def test_training_does_not_begin_with_nan_or_infinite_weights(exported, tiny, er
     assert leaving.value.code == 2
     weight = {"spoiled.ckpt": "layers.1.mlp.up_proj.weight", "out": "norm.weight"}[source]
     assert f"init_from {source}: the weights are NaN or infinite, such as {weight}" in error_line()
+
+
+class Halves(nn.Module):
+    """An MLP whose constructor sets its output layer."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, 8, bias=False)
+        self.out = nn.Linear(8, config.hidden_size, bias=False)
+        nn.init.constant_(self.out.weight, 0.5)
+
+    def forward(self, x):
+        return self.out(self.up(x).relu())
+
+
+CUSTOM = {"model.architecture.mlp": f"{__name__}.Halves", "trainer.precision": "32-true"}
+
+
+def weights_of(cli):
+    return {name: value.clone() for name, value in cli.model.transformer.state_dict().items()}
+
+
+def summary_of(cli):
+    return json.loads((Path(cli.trainer.log_dir) / "summary.json").read_text())
+
+
+def test_what_a_constructor_sets_begins_no_resumed_and_no_loaded_run(tiny, capsys):
+    whole = tiny("fit", **CUSTOM, **{"trainer.max_steps": 4})
+    first = tiny("fit", **CUSTOM, **{"trainer.max_steps": 2})
+    resumed = tiny("fit", f"--ckpt_path={first.trainer.log_dir}", **CUSTOM, **{"trainer.max_steps": 4})
+    for name, value in weights_of(whole).items():
+        assert torch.equal(value, weights_of(resumed)[name]), name
+    layers = range(whole.model.architecture.num_hidden_layers)
+    rules = {f"transformer.layers.{layer}.mlp.out.weight": "kept" for layer in layers}
+    for cli in (whole, resumed):
+        summary = summary_of(cli)
+        assert {name: rule for name, rule in summary["initial_rules"].items() if ".mlp." in name} == rules
+        assert summary["initial_scales"]["MLP output"][0] == 0.5
+    trained = weights_of(whole)
+    frozen = {"model.init_from": whole.trainer.log_dir, "model.optimizer.lr": 0.0, "trainer.max_steps": 1}
+    loaded = tiny("fit", **CUSTOM, **frozen)
+    for name, value in weights_of(loaded).items():
+        assert torch.equal(value, trained[name]), name
+    assert summary_of(loaded)["initial_scales"]["MLP output"][0] != 0.5
+    assert main(["export", whole.trainer.log_dir, "--to", "hf", "out", "--trust-code"]) == 2
+    assert "Halves" in capsys.readouterr().err

@@ -4,6 +4,9 @@
 
 ``initial_values``      for each parameter its shape, its dtype, and 16 digits of the SHA-256 of its bytes before the
                         first step
+``initial_rules``       the parameters that the constructor of a custom part set (``kept``), and those that start
+                        smaller since they write to the residual stream (``residual``)
+``initial_scales``      by role of a matrix, its scale and the number of its elements (``model.initial_scales``)
 ``batches``             of the token ids and targets of all training sequences so far, each with its number in the run
 ``batches_at``          the same after certain steps, and at the end: two runs of other lengths can compare their common
                         part
@@ -31,7 +34,16 @@ from torch import Tensor
 
 from lightning_llm.checkpoints.loop_state import micro_batch_of_step, step_is_complete
 from lightning_llm.data.batches import IGNORED
-from lightning_llm.statistics.pairing import BATCHES, BATCHES_AT, INITIAL_VALUES, VALIDATION_BATCHES
+from lightning_llm.model.initial_scales import initial_rules, initial_scales
+from lightning_llm.model.transformer import Transformer
+from lightning_llm.statistics.pairing import (
+    BATCHES,
+    BATCHES_AT,
+    INITIAL_RULES,
+    INITIAL_SCALES,
+    INITIAL_VALUES,
+    VALIDATION_BATCHES,
+)
 
 WAITING = 1 << 14  # tokens of small batches that are hashed together
 MULTIPLES = 32  # a power of two: at most so many evenly spaced steps have a hash
@@ -45,6 +57,8 @@ class InputHashes(Callback):
 
     Attributes:
         initial_values: For each parameter by name; ``None`` if they are not known.
+        initial_rules: By name, ``kept`` or ``residual``; all others follow the table.
+        initial_scales: By role, scale and number of elements.
         batches: Of the training batches, known at the end of training; ``None`` if they cannot be hashed.
         batches_at: Of the training batches up to some of the steps, as of the last save.
         validation_batches: Of the last validation.
@@ -52,6 +66,8 @@ class InputHashes(Callback):
 
     def __init__(self) -> None:
         self.initial_values: dict[str, str] | None = None
+        self.initial_rules: dict[str, str] = {}
+        self.initial_scales: dict[str, list[float]] = {}
         self.batches: str | None = None
         self.batches_at: dict[int, str] = {}
         self.validation_batches: str | None = None
@@ -67,6 +83,7 @@ class InputHashes(Callback):
         """Hash the initial values; in a resumed run, continue the sum of its checkpoint."""
         if trainer.global_step == 0:
             self.initial_values = {name: tensor_hash(value) for name, value in pl_module.named_parameters()}
+            self._describe_initial_values(pl_module)
             self._sum, self.batches_at = torch.zeros((), dtype=torch.int64, device=pl_module.device), {}
         elif self.batches is not None:
             of_all = int.from_bytes(bytes.fromhex(self.batches), "big", signed=True) if trainer.is_global_zero else 0
@@ -126,11 +143,14 @@ class InputHashes(Callback):
         if self.initial_values is not None and (batches := self._read_training(trainer)) is not None:
             at = {str(step): value for step, value in self.batches_at.items()}
             state = {INITIAL_VALUES: self.initial_values, BATCHES: batches, BATCHES_AT: at}
+            state |= {INITIAL_RULES: self.initial_rules, INITIAL_SCALES: self.initial_scales}
             checkpoint["callbacks"][self.state_key] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.initial_values, self.batches = state_dict[INITIAL_VALUES], state_dict[BATCHES]
         self.batches_at = {int(step): value for step, value in state_dict.get(BATCHES_AT, {}).items()}
+        self.initial_rules = state_dict.get(INITIAL_RULES, {})
+        self.initial_scales = state_dict.get(INITIAL_SCALES, {})
 
     def record(self, steps: int) -> dict[str, Any]:
         """The hashes for ``summary.json``.
@@ -138,10 +158,18 @@ class InputHashes(Callback):
         Args:
             steps: Optimizer steps of the run.
         """
-        hashes = {name: getattr(self, name) for name in (INITIAL_VALUES, BATCHES, VALIDATION_BATCHES)}
+        fields = (INITIAL_VALUES, INITIAL_RULES, INITIAL_SCALES, BATCHES, VALIDATION_BATCHES)
+        hashes = {name: getattr(self, name) for name in fields}
         if self.batches is None:
             return {**hashes, BATCHES_AT: None}
         return {**hashes, BATCHES_AT: {str(step): at for step, at in {**self.batches_at, steps: self.batches}.items()}}
+
+    def _describe_initial_values(self, module: Any) -> None:
+        transformer = getattr(module, "transformer", None)
+        if isinstance(transformer, Transformer):
+            self.initial_rules = {f"transformer.{name}": rule for name, rule in initial_rules(transformer).items()}
+            scales = initial_scales(transformer, transformer.config, is_loaded=module.init_from is not None)
+            self.initial_scales = {role: list(scale) for role, scale in scales.items()}
 
     def _hash_waiting(self) -> None:
         """Add the batches of completed steps that wait."""
