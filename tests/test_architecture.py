@@ -1,4 +1,4 @@
-"""Holds the architecture: who may import whom, where torch and lightning may not be, how long a file may be.
+"""Holds the architecture: who may import whom, where torch and lightning may not be, what a file may be called.
 
 Everything is read from the source with ``ast``; nothing is imported. Each rule is a function from a package's folder to
 a list of faults, so that it can be shown to fail on a small tree that breaks it.
@@ -7,7 +7,6 @@ a list of faults, so that it can be shown to fail on a small tree that breaks it
 import ast
 import dataclasses
 import sys
-import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -62,16 +61,6 @@ NEVER = (
 LAZY_NAMES = "lightning_llm.lazy"  # which imports none of the modules that it names
 OUTSIDE = ("benchmarks", "tests")
 GRAB_BAGS = ("utils", "common", "helpers")
-LINE_CAP = 400
-# What the package may hold: lines with code, files, and all lines. These fall with each change and never rise to what
-# was reached: a new concept replaces one, or raises them with a reason in the commit.
-CODE_LINES = 25_911  # with streams, recall, seven parts of papers, parts of single layers, `same`, times over resumes
-FILES = 263
-ALL_LINES = 41_153
-BENCHMARK_LINES = 6_175  # of benchmarks/, which is not installed; with runs per hour, sizes, streams, and predictions
-SMALL = "make something else unnecessary, or raise the limit and say why in the commit (CONTRIBUTING.md)"
-MODULE_LINES = 320  # all that a LanguageModel does, in one file
-DOCSTRING_SHARE = 0.2  # of all lines, at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,9 +287,6 @@ def file_faults(folder: Path) -> list[str]:
     faults = []
     for path in sorted(folder.rglob("*.py")):
         place = path.relative_to(folder)
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > LINE_CAP:
-            faults.append(f"{place} has {lines} lines, the cap is {LINE_CAP}")
         if any(part in GRAB_BAGS for part in place.with_suffix("").parts):
             faults.append(f"{place} is a grab-bag by its name")
     return faults
@@ -434,7 +420,6 @@ def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
             {"ops/a.py": "def f():\n    from benchmarks.faults import g"},
             "ops.a:2 imports benchmarks.faults, which is not installed with the package",
         ),
-        (file_faults, {"ops/long.py": "\n" * 401}, "ops/long.py has 401 lines, the cap is 400"),
         (file_faults, {"model/helpers.py": ""}, "model/helpers.py is a grab-bag by its name"),
         (file_faults, {"data/utils/a.py": ""}, "data/utils/a.py is a grab-bag by its name"),
     ],
@@ -457,44 +442,3 @@ def test_the_diagram_of_the_guide_shows_the_layers():
     rows = [line[:62].split() for line in diagram.splitlines()[1:]]  # the rest of a line says what is in these folders
     drawn = " ".join(" ".join(row) for row in rows).split("│")
     assert [set(layer.split()) for layer in drawn] == [set(layer) for layer in reversed(LAYERS)]
-
-
-# ---- size
-
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
-
-
-def lines_of(path: Path) -> tuple[int, int, int]:
-    """Lines that hold code (a token that is neither comment nor docstring), lines of docstrings, all lines."""
-    documented: set[int] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                documented.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    with path.open("rb") as file:
-        tokens = [token for token in tokenize.tokenize(file.readline) if token.type not in NO_CODE]
-    code = {line for token in tokens if token.string for line in range(token.start[0], token.end[0] + 1)}
-    return len(code - documented), len(documented), len(path.read_text(encoding="utf-8").splitlines())
-
-
-def test_the_house_stays_small():
-    counts = [lines_of(path) for path in PACKAGE.rglob("*.py")]
-    code, documented, lines = (sum(column) for column in zip(*counts, strict=True))
-    assert code <= CODE_LINES, SMALL
-    assert len(counts) <= FILES, SMALL
-    assert lines <= ALL_LINES, SMALL
-    assert documented >= DOCSTRING_SHARE * lines
-    assert lines_of(PACKAGE / "training" / "module.py")[2] <= MODULE_LINES
-    assert sum(lines_of(path)[2] for path in BENCHMARKS.rglob("*.py")) <= BENCHMARK_LINES
-
-
-def test_lines_of_code_are_counted(tmp_path):
-    (tmp_path / "a.py").write_text(
-        '"""One.\n\nTwo."""\n\n# a comment\nx = (\n    1,  # why\n\n    2)\n\ndef f():\n    "doc"\n'
-    )
-    assert lines_of(tmp_path / "a.py") == (4, 4, 12)

@@ -117,7 +117,11 @@ class Halves(nn.Module):
         return self.out(self.up(x).relu())
 
 
-CUSTOM = {"model.architecture.mlp": f"{__name__}.Halves", "trainer.precision": "32-true"}
+CUSTOM = {
+    "model.architecture.mlp": f"{__name__}.Halves",
+    "model.schedule": "lightning_llm.optim.Constant",  # which does not depend on the number of steps
+    "trainer.precision": "32-true",
+}
 
 
 def weights_of(cli):
@@ -141,8 +145,9 @@ def test_what_a_constructor_sets_begins_no_resumed_and_no_loaded_run(tiny, capsy
         assert {name: rule for name, rule in summary["initial_rules"].items() if ".mlp." in name} == rules
         assert summary["initial_scales"]["MLP output"][0] == 0.5
     trained = weights_of(whole)
-    frozen = {"model.init_from": whole.trainer.log_dir, "model.optimizer.lr": 0.0, "trainer.max_steps": 1}
-    loaded = tiny("fit", **CUSTOM, **frozen)
+    newest = Path(whole.trainer.log_dir) / "checkpoints" / "step-00000004.ckpt"
+    frozen = {"model.init_from": str(newest), "model.optimizer.lr": 0.0, "trainer.max_steps": 1}
+    loaded = tiny("fit", "--trust-code", **CUSTOM, **frozen)
     for name, value in weights_of(loaded).items():
         assert torch.equal(value, trained[name]), name
     assert summary_of(loaded)["initial_scales"]["MLP output"][0] != 0.5
