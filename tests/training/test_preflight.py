@@ -187,3 +187,27 @@ def test_check_takes_the_config_of_a_run(flags, tmp_path, monkeypatch):
     config = Path("runs/run/version_0/config.yaml")
     assert yaml.safe_load(config.read_text())["trainer"]["max_steps"] == 6
     assert main(["check", "--config", str(config)]) == 0
+
+
+PARTS = "tests.model.test_initial_values"
+
+
+def test_check_says_who_sets_the_initial_values_of_custom_parts(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *flags(**{"model.architecture.mlp": f"{PARTS}.Zeros"})]) == 0
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "layers.0.mlp: down writes to the residual stream (the part returns its output)" in said
+    assert "its constructor set down.weight" in said
+    assert "MLP output weights start at 0 times the table's scale" in said
+    assert main(["check", *flags()]) == 0
+    assert "initial values" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [("NewMemory", "sets map to other values each time"), ("DeclaresText", "residual_outputs must be a tuple of paths")],
+)
+def test_a_custom_part_without_known_initial_values_is_found(refused, part, says):
+    line = refused("check", **{"model.architecture.mlp": f"{PARTS}.{part}"})
+    assert f"mlp '{PARTS}.{part}'" in line
+    assert says in line
