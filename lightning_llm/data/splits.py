@@ -34,6 +34,7 @@ class SplitPiece(NamedTuple):
     split: str
     text: str
     document: str
+    begins_document: bool
     ends_document: bool
 
 
@@ -133,15 +134,19 @@ def split_pieces(
         if index < done.file_index:
             advance(file.size if span[1] is None else span[1] - span[0])
             continue
-        pieces = (
-            SplitPiece(split, text, document.name, ends_document=not following)
-            for document in file.documents(advance, *span)
-            for split, texts in bounds.parts(document)
-            for text, following in itertools.pairwise(itertools.chain(cut_for(kind, texts), [""]))
-        )
+        documents = file.documents(advance, *span)
+        pieces = (piece for document in documents for piece in _pieces(document, bounds, kind))
         numbered = enumerate(pieces, start=1)
         skipped = done.pieces if index == done.file_index else 0
         yield from ((Cursor(index, number), piece) for number, piece in numbered if number > skipped)
+
+
+def _pieces(document: Document, bounds: SplitBounds, kind: str) -> Iterator[SplitPiece]:
+    is_first = True
+    for split, texts in bounds.parts(document):
+        for text, following in itertools.pairwise(itertools.chain(cut_for(kind, texts), [""])):
+            yield SplitPiece(split, text, document.name, begins_document=is_first, ends_document=not following)
+            is_first = False
 
 
 def _by_position(document: Document, ends: dict[str, int]) -> Iterator[tuple[str, str]]:
