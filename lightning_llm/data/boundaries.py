@@ -33,12 +33,12 @@ class Boundaries:
     Attributes:
         before: Put before every text.
         after: Put after every text.
-        separator: Put between two texts, if known.
+        between: Put between two texts.
     """
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    separator: int | None = None
+    between: tuple[int, ...] = ()
 
 
 def read_boundaries(content: Mapping[str, Any]) -> Boundaries:
@@ -54,7 +54,7 @@ def read_boundaries(content: Mapping[str, Any]) -> Boundaries:
                 found = _of_template(part)
             elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
                 before, after = (_ids([part[name][1]]) for name in ("cls", "sep"))
-                found = Boundaries(before, after, after[0])
+                found = Boundaries(before, after, after)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError("not a tokenizer.json: its post_processor is damaged: use another tokenizer") from error
     return found
@@ -68,9 +68,8 @@ def write_boundaries(content: str, boundaries: Boundaries, names: Mapping[int, s
         boundaries: The tokens.
         names: The token of each of these ids.
     """
-    before, after = ([_special(names[number]) for number in ids] for ids in (boundaries.before, boundaries.after))
-    between = [] if boundaries.separator is None else [_special(names[boundaries.separator])]
-    used = {*boundaries.before, *boundaries.after} | ({boundaries.separator} - {None})
+    before, after, between = ([_special(names[id_]) for id_ in ids] for ids in dataclasses.astuple(boundaries))
+    used = {*boundaries.before, *boundaries.after, *boundaries.between}
     template = {
         "type": "TemplateProcessing",
         "single": [*before, _text("A"), *after],
@@ -89,7 +88,9 @@ def end_of_text_in(content: Mapping[str, Any], vocabulary: Mapping[str, int]) ->
     """The id of the token whose name says that it ends a text."""
     if (known := next((vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary), None)) is not None:
         return known
-    special = {_letters(token["content"]): token["id"] for token in content.get("added_tokens") or () if token["special"]}
+    special = {
+        _letters(token["content"]): token["id"] for token in content.get("added_tokens") or () if token["special"]
+    }
     return next((special[letters] for letters in END_OF_TEXT_LETTERS if letters in special), None)
 
 
@@ -111,8 +112,7 @@ def _of_template(template: dict[str, Any]) -> Boundaries:
     _, between = _around(template, "pair", until="B")
     # in `<s> $A </s> <s> $B`, the second <s> begins a text
     ends = between[: -len(before)] if before and between[-len(before) :] == before else between
-    separators = after or ends
-    return Boundaries(before, after, separators[0] if separators else None)
+    return Boundaries(before, after, after or ends)
 
 
 def _around(template: dict[str, Any], name: str, until: str | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:

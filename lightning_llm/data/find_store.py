@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.data.boundaries import without_boundaries
 from lightning_llm.data.corpora import NAMED_CORPORA, is_named, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
+from lightning_llm.data.splits import split_warnings
+from lightning_llm.data.store_tokenizer import boundary_lines
 from lightning_llm.data.token_store import META, TokenStore, read_meta, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
 from lightning_llm.io.untrusted import file_name
@@ -38,7 +41,7 @@ def find_or_prepare(
         vocab_size: Number of ids of ``bpe``.
         prepare: Whether to read the text at all. If not, the store must exist and is used as it is.
         progress: Show a bar.
-        say: Called with a line before a store is prepared.
+        say: Called with a line before a store is prepared, and with lines on its documents and splits after it.
 
     Raises:
         ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or a
@@ -68,13 +71,16 @@ def find_or_prepare(
         say(f"The text or the tokenizer of {out} has changed since it was prepared.")
     say(f"Preparing {out} from {given} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
     try:
-        return prepare_store(
+        made = prepare_store(
             documents, out, tokenizer=tokenizer, vocab_size=vocab_size, progress=progress, replace=out.exists()
         )
     except ValueError:
         if store is None and out.exists():  # another process was faster
             return TokenStore.open(out)
         raise
+    for line in (*boundary_lines(made), *split_warnings(made)):
+        say(line)
+    return made
 
 
 def check_named_store(store: str | None, corpus: str | None, path: str | None) -> None:
@@ -159,4 +165,9 @@ def _check_source(store: TokenStore, corpus: str | None, path: str | None, token
 def _has_tokenizer(store: TokenStore, tokenizer: str) -> bool:
     if tokenizer in BUILT_IN_TOKENIZERS:
         return bool(store.source.get("tokenizer") == tokenizer)
-    return store.tokenizer_sha256 == sha256(Tokenizer.from_file(tokenizer).to_str().encode())
+    content = Tokenizer.from_file(tokenizer).to_str()
+    if store.tokenizer_sha256 == sha256(content.encode()):
+        return True
+    # `prepare` may have been told other tokens around a text
+    assert store.tokenizer_file is not None
+    return without_boundaries(Tokenizer.from_file(store.tokenizer_file).to_str()) == without_boundaries(content)

@@ -19,10 +19,12 @@ from typing import NamedTuple
 from lightning_llm.data.corpora import Corpus
 from lightning_llm.data.cuts import cut_for
 from lightning_llm.data.formats import Document
+from lightning_llm.data.token_store import TokenStore
 from lightning_llm.io.progress import Advance, StartPhase
 
 VALIDATION_FRACTION = 0.1
 MOST_SHARDS = 999_999  # a folder each
+FAR_FROM_SHARE = 2  # times as many tokens as a split should have, or as few, that users are told of
 
 _HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and is within the first piece
 _FEW_DOCUMENTS = 256  # 0.9^256 = 2e-12: with more documents, the validation split is practically never empty
@@ -117,11 +119,37 @@ def find_bounds(corpus: Corpus, test_fraction: float, phase: StartPhase) -> Spli
         bound = VALIDATION_FRACTION
         if len(places) <= _FEW_DOCUMENTS:  # at least one validates and one trains
             bound = min(max(bound, places[0]), places[-2])
+            if bound == places[-1]:  # copies of one document: they stay together
+                bound = max((place for place in places if place < places[-1]), default=0.0)
+            if not bound:
+                raise ValueError(
+                    f"{', '.join(corpus.inputs)}: all {len(places)} documents begin with the same "
+                    f"{_HASHED_CHARACTERS:,} characters or are copies, and copies belong to the same split, so that "
+                    "nothing is left for the train split: give the text once"
+                )
         return SplitBounds(None, bound, test_fraction)
     length = sum(len(piece) for document in corpus.documents(phase("measuring")) for piece in document.pieces())
     kept = {"train": 1 - VALIDATION_FRACTION - test_fraction, "val": 1 - test_fraction}
     ends = {split: int(fraction * length) for split, fraction in kept.items()}
     return SplitBounds({**ends, "test": length}, test_fraction=test_fraction)
+
+
+def split_warnings(store: TokenStore, test_fraction: float = 0.0) -> Iterator[str]:
+    """A line if a split has far more or fewer tokens than it should: documents are few, or of very unequal lengths."""
+    total = sum(split.tokens for split in store.splits.values())
+    wanted = {"val": VALIDATION_FRACTION} | ({"test": test_fraction} if test_fraction else {})
+    found = {name: store.splits[name].tokens / total if name in store.splits else 0.0 for name in wanted}
+    far = [
+        f"the {name} split has {found[name]:.1%} of the tokens instead of about {share:.0%}"
+        for name, share in wanted.items()
+        if not share / FAR_FROM_SHARE <= found[name] <= share * FAR_FROM_SHARE
+    ]
+    if far:
+        yield (
+            f"warning: {' and '.join(far)}, and the train split has {store.splits['train'].tokens:,} tokens: each "
+            "document belongs to one split as a whole. To cut the text by position instead, give it as one: "
+            "cat FILES | lightning-llm prepare - --out DIR"
+        )
 
 
 def split_pieces(

@@ -19,6 +19,7 @@ import codecs
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -76,10 +77,10 @@ class Tokenizer:
         if not vocabulary:
             raise ValueError("not a tokenizer.json: its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
-        if max([*self.boundaries.before, *self.boundaries.after, self.boundaries.separator or 0]) >= self.vocab_size:
+        if max(itertools.chain(*dataclasses.astuple(self.boundaries)), default=0) >= self.vocab_size:
             raise ValueError("not a tokenizer.json: its post_processor has ids beyond its vocabulary")
-        named = self.boundaries.separator
-        self.eos_token_id = end_of_text_in(parsed, vocabulary) if named is None else named
+        between = self.boundaries.between
+        self.eos_token_id = between[0] if between else end_of_text_in(parsed, vocabulary)
         del parsed  # Gemma's takes 200 MiB
         self._checked: set[int] = set()
         if self.kind == "char":
@@ -159,13 +160,13 @@ class Tokenizer:
         Raises:
             ValueError: If the vocabulary has no such token.
         """
-        before, after, separator = dataclasses.astuple(self.boundaries)
+        before, after, between = dataclasses.astuple(self.boundaries)
         if begin_of_text is not None:
             before = self._ids_named(begin_of_text, "begin-of-text")
         if end_of_text is not None:
-            ends = self._ids_named(end_of_text, "end-of-text")
-            after, separator = ends if after else (), ends[0] if ends else None
-        return self._bounded(Boundaries(before, after, separator))
+            between = self._ids_named(end_of_text, "end-of-text")
+            after = between if after else ()
+        return self._bounded(Boundaries(before, after, between))
 
     def without_begin(self) -> "Tokenizer":
         """The same tokenizer for a model that was trained without a token before each text."""
@@ -174,8 +175,8 @@ class Tokenizer:
     def _bounded(self, boundaries: Boundaries) -> "Tokenizer":
         if boundaries == self.boundaries:
             return self
-        numbers = {*boundaries.before, *boundaries.after} | ({boundaries.separator} - {None})
-        return type(self)(write_boundaries(self._content, boundaries, {n: self.token(n) for n in numbers}))
+        names = {number: self.token(number) for number in itertools.chain(*dataclasses.astuple(boundaries))}
+        return type(self)(write_boundaries(self._content, boundaries, names))
 
     def _ids_named(self, name: str, option: str) -> tuple[int, ...]:
         if name == NO_TOKEN:
@@ -199,7 +200,7 @@ class Tokenizer:
         return self._content
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a text to continue: as in training, after the token that begins a text. Errors as in :meth:`encode`."""
+        """Ids of a text to continue, after the token that begins a text in training. Errors as in :meth:`encode`."""
         return [*self.begin_of(ids := self.encode(text)), *ids]
 
     def begin_of(self, ids: Sequence[int] | Ids) -> tuple[int, ...]:

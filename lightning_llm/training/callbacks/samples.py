@@ -76,7 +76,7 @@ class SampleText(Callback):
         if self._tokenizer is None:
             raise ValueError("SampleText needs a tokenizer, and the data have none: leave it out, or prepare the text")
         with prefixed(f"SampleText.prompt {self.prompt!r}", ValueError):
-            self._prompt_ids = self._tokenizer.encode(self.prompt)
+            self._prompt_ids = self._tokenizer.encode_prompt(self.prompt)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         is_due = step_is_complete(trainer) and trainer.global_step % self.every_n_steps == 0
