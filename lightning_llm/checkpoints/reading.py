@@ -17,7 +17,15 @@ import torch
 from lightning_llm.checkpoints import archives, sharded
 from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.compatibility import check_described, check_fits
-from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, RESUME, WEIGHTS, check_content
+from lightning_llm.checkpoints.schema import (
+    ARCHITECTURE,
+    FORMAT,
+    LIGHTNING,
+    RESUME,
+    WEIGHTS,
+    check_content,
+    trained_tokenizer,
+)
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
@@ -128,7 +136,7 @@ def load_transformer(
     check_fits({"state_dict": weights}, model.state_dict(), path)
     model.load_state_dict(dict(only_finite(weights.items(), path)), assign=True)
     model.tie_weights()
-    return model.to(device).eval(), content[FORMAT]["tokenizer"]
+    return model.to(device).eval(), trained_tokenizer(content[FORMAT])
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def run_import(options: argparse.Namespace) -> None:
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
     """What ``fit`` would have written, without the state that only training has."""
-    from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
+    from lightning_llm.checkpoints.schema import FORMAT, own_part
     from lightning_llm.model.weights import only_finite
 
     state = {f"transformer.{name}": tensor for name, tensor in only_finite(folder.tensors(), folder.path)}
@@ -116,7 +116,7 @@ def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
         "pytorch-lightning_version": version("lightning"),
         "state_dict": state,
         "hyper_parameters": {"architecture": folder.config.to_dict(), "loss_chunks": None},
-        FORMAT: {"format_version": FORMAT_VERSION, "tokenizer": folder.tokenizer},
+        FORMAT: own_part(folder.tokenizer),
     }
 
 

@@ -179,13 +179,14 @@ def _sample(model: LightningModule, data: Any) -> str:
     settings: dict[str, Any] = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.8, "top_k": 50}
     (ids,) = generate(model, torch.tensor([prompt], device=model.device), generator=generator, **settings)
     # the model's vocabulary may be rounded up
-    return str(tokenizer.decode([number for number in ids.tolist() if number < tokenizer.vocab_size]))
+    known = [number for number in ids.tolist() if number < tokenizer.vocab_size]
+    return str(tokenizer.decode(tokenizer.without_begin_of(known)))
 
 
 def _prompt_option(data: Any) -> str:
     """The first word of the validation text as a prompt: the tokenizer has its characters."""
     ids = data.store.tokens("val")[:SAMPLE_TOKENS].tolist() if isinstance(data, TokenDataModule) else []
-    words = data.tokenizer.decode(ids).split()
+    words = data.tokenizer.decode(data.tokenizer.without_begin_of(ids)).split()
     return f" --prompt {escape(shlex.quote(words[0]))}" if words else ""
 
 

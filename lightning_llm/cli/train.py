@@ -245,9 +245,10 @@ class TrainingCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Print a JSON line for each prompt."""
-        decode = self.datamodule.tokenizer.decode
+        tokenizer = self.datamodule.tokenizer
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
-            print(json.dumps({"prompt": prompt, "text": decode(ids[0].tolist())}, ensure_ascii=False, allow_nan=False))
+            text = tokenizer.decode(tokenizer.without_begin_of(ids[0].tolist()))
+            print(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False, allow_nan=False))
 
     @cached_property
     def resolved(self) -> dict[str, Any]:

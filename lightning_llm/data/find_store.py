@@ -7,8 +7,6 @@ from typing import Any
 from lightning_llm.data.boundaries import without_boundaries
 from lightning_llm.data.corpora import NAMED_CORPORA, is_named, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
-from lightning_llm.data.splits import split_warnings
-from lightning_llm.data.store_tokenizer import boundary_lines
 from lightning_llm.data.token_store import META, TokenStore, read_meta, sha256, shards_of
 from lightning_llm.data.tokenizers import Tokenizer, check_bpe
 from lightning_llm.io.untrusted import file_name
@@ -71,16 +69,12 @@ def find_or_prepare(
         say(f"The text or the tokenizer of {out} has changed since it was prepared.")
     say(f"Preparing {out} from {given} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
     try:
-        made = prepare_store(
-            documents, out, tokenizer=tokenizer, vocab_size=vocab_size, progress=progress, replace=out.exists()
-        )
+        options: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "progress": progress}
+        return prepare_store(documents, out, **options, replace=out.exists(), say=say)
     except ValueError:
         if store is None and out.exists():  # another process was faster
             return TokenStore.open(out)
         raise
-    for line in (*boundary_lines(made), *split_warnings(made)):
-        say(line)
-    return made
 
 
 def check_named_store(store: str | None, corpus: str | None, path: str | None) -> None:

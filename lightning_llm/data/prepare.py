@@ -18,7 +18,7 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from lightning_llm.data.corpora import STDIN, Corpus, open_corpus
 from lightning_llm.data.cuts import PIECE_CHARACTERS, cut_at_newlines, cut_for
 from lightning_llm.data.formats import Document
 from lightning_llm.data.splits import Cursor, Shard, SplitPiece
+from lightning_llm.data.store_tokenizer import boundary_lines
 from lightning_llm.data.token_store import SHARD, TokenStore, read_meta, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, shard_folder, unfinished_tokenizer
 from lightning_llm.data.tokenizers import NO_TOKEN, Ids, Tokenizer, check_bpe
@@ -61,6 +62,7 @@ def prepare_store(
     progress: bool = False,
     replace: bool = False,
     shard: Shard | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> TokenStore:
     """Makes a token store from text.
 
@@ -78,6 +80,8 @@ def prepare_store(
         replace: Replace an existing store once the new one is complete.
         shard: Make only this shard, in a folder next to ``out``, for ``merge_shards``. Every host trains the tokenizer
             on the same text, not on its own shard.
+        say: Called with the lines that a user should know of a finished store: how documents begin and end, and a
+            warning if a split has far more or less of the text than it should.
 
     Returns:
         The store (or shard), opened.
@@ -134,7 +138,12 @@ def prepare_store(
             _write(writer, pieces, trained, eos)
             if shard is None:
                 writer.check_splits()
-    return TokenStore.open(out) if shard is None else TokenStore.from_meta(folder, read_meta(folder, SHARD))
+    if shard is not None:
+        return TokenStore.from_meta(folder, read_meta(folder, SHARD))
+    store = TokenStore.open(out)
+    for line in (*boundary_lines(store), *splits.split_warnings(store, test_fraction)):
+        say(line)
+    return store
 
 
 def given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:

@@ -45,15 +45,12 @@ def boundary_lines(store: TokenStore) -> Iterator[str]:
     end = end_of_documents(store, tokenizer)
     if end is not None and store.eos_token_id is None:
         times = sum(_counts(store, end))
-        yield f"the training text has {_named(tokenizer, end)} {times:,} times: it ends documents for data.document_mask"
+        yield f"the training text has {_named(tokenizer, end)} {times:,} times: data.document_mask can use it"
     elif end is not None:
         yield f"documents end with {_named(tokenizer, end)}; --end-of-text chooses another token, or none"
     elif store.splits["train"].documents > 1:
-        yield (
-            f"documents follow each other without a mark: tokenizer {tokenizer.kind!r} has no known end-of-text token"
-            if tokenizer.eos_token_id is None
-            else "documents follow each other without a mark"
-        ) + "; --end-of-text names one"
+        reason = ", since its tokenizer has no known end-of-text token" if tokenizer.eos_token_id is None else ""
+        yield f"documents follow each other without a mark{reason}; --end-of-text names one"
 
 
 def _named(tokenizer: Tokenizer, number: int) -> str:

@@ -182,8 +182,7 @@ class Tokenizer:
         if name == NO_TOKEN:
             return ()
         if (number := self._backend.token_to_id(name)) is None:
-            special = [token.content for token in self._backend.get_added_tokens_decoder().values()]
-            known = ", ".join(map(repr, special[:_LISTED])) or "no special tokens"
+            known = ", ".join(map(repr, [*self.added_tokens.values()][:_LISTED])) or "no special tokens"
             raise ValueError(
                 f"--{option} {name!r} is not a token of the tokenizer, which has {known}: give one of its tokens, or "
                 f"{NO_TOKEN!r}; lightning-llm tokenizer train --special-token makes one"
@@ -207,6 +206,21 @@ class Tokenizer:
         """What must be put before these ids of a text: nothing if it begins with that itself."""
         before = self.boundaries.before
         return () if before == tuple(ids[: len(before)]) else before
+
+    @property
+    def begin_of_text(self) -> str | None:
+        """The last token before each text; ``None`` if there is none."""
+        return self.token(self.boundaries.before[-1]) if self.boundaries.before else None
+
+    def without_begin_of(self, ids: list[int]) -> list[int]:
+        """Ids without the tokens before the text."""
+        before = self.boundaries.before
+        return ids[len(before) :] if before == tuple(ids[: len(before)]) else ids
+
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """Tokens that the file adds to the model's vocabulary, such as special ones, by id."""
+        return {number: token.content for number, token in self._backend.get_added_tokens_decoder().items()}
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Adds no special tokens. Errors as in :meth:`encode_batch`."""
@@ -259,11 +273,11 @@ class Tokenizer:
     def bytes_of(self, number: int) -> bytes:
         """UTF-8 bytes of the text of an id, which may be part of a character. Errors as in :meth:`decode`."""
         token = self.token(number)
-        added = self._backend.get_added_tokens_decoder()
-        if self._bytes_of_characters and number not in added and set(token) <= self._bytes_of_characters.keys():
-            return bytes(self._bytes_of_characters[character] for character in token)
-        if (byte := _BYTE_TOKEN.fullmatch(token)) and number not in added:
-            return bytes([int(byte[1], 16)])
+        if number not in self.added_tokens:
+            if self._bytes_of_characters and set(token) <= self._bytes_of_characters.keys():
+                return bytes(self._bytes_of_characters[character] for character in token)
+            if byte := _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(byte[1], 16)])
         return self.decode([number]).encode()
 
     def byte_count(self, number: int) -> int:

@@ -221,7 +221,7 @@ def _with_boundaries(path: Path, content: dict[str, object], tokenizer: Tokenize
     given, end = content.get("eos_token_id"), tokenizer.eos_token_id
     if given is not None and end not in (given if isinstance(given, list) else [given]):
         first = given[0] if isinstance(given, list) and given else given
-        if type(first) is int and 0 <= first < tokenizer.vocab_size and (name := tokenizer.token(first)):
+        if type(first) is int and (name := tokenizer.added_tokens.get(first)):
             tokenizer = tokenizer.with_boundaries(end_of_text=name)
             notes.append(f"a text ends with {name!r} ({first}), the eos_token_id of {CONFIG}")
         else:

@@ -97,7 +97,8 @@ class SampleText(Callback):
         except NaNLogits as error:
             raise NonFinite(f"{error}, found by the sample after step {trainer.global_step}") from error
         # a vocabulary may be rounded up: an untrained model draws ids beyond the tokenizer's
-        text = self._tokenizer.decode([number for number in ids[0].tolist() if number < self._tokenizer.vocab_size])
+        known = [number for number in ids[0].tolist() if number < self._tokenizer.vocab_size]
+        text = self._tokenizer.decode(self._tokenizer.without_begin_of(known))
         self._console.print(f"[bold]sample after step {trainer.global_step}[/]\n{escape(text)}\n")
         for writer in tensorboard_writers(trainer):
             writer.add_text(SAMPLES, as_code(text), trainer.global_step)
