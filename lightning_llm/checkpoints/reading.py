@@ -113,7 +113,7 @@ def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = T
 
 def load_transformer(
     path: str | os.PathLike[str], device: str | torch.device = "cpu", *, trust_code: bool = False
-) -> tuple[Transformer, str]:
+) -> tuple[Transformer, str | None]:
     """The model in a checkpoint of a training run, in evaluation mode, and its tokenizer.
 
     Args:
@@ -122,7 +122,7 @@ def load_transformer(
         trust_code: Whether its parts may be classes from outside this package.
 
     Returns:
-        The model, and the content of its ``tokenizer.json``.
+        The model, and the content of its ``tokenizer.json``, if it has one.
 
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is not the checkpoint of a run, has a newer format, names

@@ -110,7 +110,7 @@ def find_bounds(corpus: Corpus, test_fraction: float, phase: StartPhase) -> Spli
     """Reads the first documents; if there is only one, measures its length.
 
     Raises:
-        ValueError: If there is no text at all, or it cannot be read.
+        ValueError: If there is no text at all, or only copies of one document, or it cannot be read.
     """
     places = sorted(_place(document.first) for document in itertools.islice(corpus.documents(), _FEW_DOCUMENTS + 1))
     if not places:
@@ -118,15 +118,15 @@ def find_bounds(corpus: Corpus, test_fraction: float, phase: StartPhase) -> Spli
     if len(places) > 1:
         bound = VALIDATION_FRACTION
         if len(places) <= _FEW_DOCUMENTS:  # at least one validates and one trains
-            bound = min(max(bound, places[0]), places[-2])
-            if bound == places[-1]:  # copies of one document: they stay together
-                bound = max((place for place in places if place < places[-1]), default=0.0)
-            if not bound:
+            if places[0] == places[-1]:
                 raise ValueError(
-                    f"{', '.join(corpus.inputs)}: all {len(places)} documents begin with the same "
-                    f"{_HASHED_CHARACTERS:,} characters or are copies, and copies belong to the same split, so that "
-                    "nothing is left for the train split: give the text once"
+                    f"{', '.join(corpus.inputs)}: nothing is left for the train split: all {len(places)} documents "
+                    f"have the same first {_HASHED_CHARACTERS:,} characters, and such copies belong to the same split: "
+                    "give the text once"
                 )
+            bound = min(max(bound, places[0]), places[-2])
+            if bound == places[-1]:  # copies, which stay together
+                bound = max(place for place in places if place < places[-1])
         return SplitBounds(None, bound, test_fraction)
     length = sum(len(piece) for document in corpus.documents(phase("measuring")) for piece in document.pieces())
     kept = {"train": 1 - VALIDATION_FRACTION - test_fraction, "val": 1 - test_fraction}
