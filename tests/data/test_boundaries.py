@@ -89,7 +89,9 @@ def test_an_end_of_every_text_stays_one(trained):
 
 
 def test_a_token_that_is_none_is_named_with_those_that_are(trained):
-    with pytest.raises(ValueError, match=r"--end-of-text '\[EOS\]' is not a token of the tokenizer, which has .*'</s>'"):
+    with pytest.raises(
+        ValueError, match=r"--end-of-text '\[EOS\]' is not a token of the tokenizer, which has .*'</s>'"
+    ):
         trained.with_boundaries(end_of_text="[EOS]")
     with pytest.raises(ValueError, match="--begin-of-text '<s>' is not a token of the tokenizer, which has no special"):
         Tokenizer.train_byte().with_boundaries("<s>")

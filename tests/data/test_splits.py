@@ -54,7 +54,9 @@ def shares(tmp_path, texts, **options):
     for number, text in enumerate(texts):
         (folder / f"{number}.txt").write_text(text)
     said = []
-    store = prepare_store(str(folder), tmp_path / "store", tokenizer="byte", end_of_text="none", say=said.append, **options)
+    store = prepare_store(
+        str(folder), tmp_path / "store", tokenizer="byte", end_of_text="none", say=said.append, **options
+    )
     return store, [line for line in said if line.startswith("warning:")]
 
 

@@ -116,7 +116,9 @@ def test_one_file_with_the_token_between_its_documents_has_a_document_mask(tmp_p
     assert store.eos_token_id is None
     data = TokenDataModule(store=str(store.path), context_length=200, global_batch_size=2, document_mask=True)
     data.setup("validate")
-    inputs, starts = (torch.cat([batch[name] for batch in data.val_dataloader()[1]]) for name in ("input_ids", "documents"))
+    inputs, starts = (
+        torch.cat([batch[name] for batch in data.val_dataloader()[1]]) for name in ("input_ids", "documents")
+    )
     assert (inputs == END).any()
     ends = (inputs[:, 1:] == END).nonzero()
     assert torch.equal((starts[:, 1:] != starts[:, :-1]).nonzero(), ends)
