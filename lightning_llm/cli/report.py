@@ -186,7 +186,7 @@ def _sample(model: LightningModule, data: Any) -> str:
 def _prompt_option(data: Any) -> str:
     """The first word of the validation text as a prompt: the tokenizer has its characters."""
     ids = data.store.tokens("val")[:SAMPLE_TOKENS].tolist() if isinstance(data, TokenDataModule) else []
-    words = data.tokenizer.decode(data.tokenizer.without_begin_of(ids)).split()
+    words = data.tokenizer.decode(ids).split()
     return f" --prompt {escape(shlex.quote(words[0]))}" if words else ""
 
 

@@ -14,10 +14,12 @@ from lightning_llm import ModelConfig
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
+from lightning_llm.cli import report
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data import tokenizer_json, tokenizers
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.training import initial_weights
+from lightning_llm.training.callbacks import samples
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -225,6 +227,27 @@ def begun(text_file, tmp_path, monkeypatch, capsys):
     changes = {"data.store": "store", "data.path": None}
     cli = fit(tmp_path, text_file, "--config=sample.json", **changes)
     return Path(cli.trainer.log_dir), tokenizer
+
+
+def test_each_prompt_of_a_run_begins_as_its_texts(begun, text_file, tmp_path, monkeypatch):
+    """Those of samples, of the report at the end, and of predict."""
+    _, tokenizer = begun
+    prompts = []
+
+    def spy(module):
+        generate = module.generate
+        monkeypatch.setattr(
+            module, "generate", lambda model, ids, **all: prompts.append(ids) or generate(model, ids, **all)
+        )
+
+    spy(samples)
+    spy(report)
+    changes = {"data.store": "store", "data.path": None}
+    data = fit(tmp_path, text_file, "--config=sample.json", **changes).datamodule
+    assert [ids[0].tolist() for ids in prompts] == [tokenizer.encode_prompt(text) for text in ("a", "a", "\n")]
+    data.predict_prompts = ["a b"]
+    (batch,) = data.predict_dataloader()
+    assert batch["input_ids"].tolist() == [tokenizer.encode_prompt("a b")]
 
 
 def test_a_run_writes_and_exports_as_it_was_trained(begun, text_file, capsys):
