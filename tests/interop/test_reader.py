@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
+from lightning_llm.__main__ import main
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop import export_model, load_model, read_folder
 from tests.checkpoints.conftest import Code
@@ -227,6 +228,16 @@ def test_the_tokens_around_a_text_are_kept_and_told(bounded):
 def test_the_tokenizers_settings_say_whether_a_text_begins_with_a_token(bounded, settings, begin):
     (bounded / "tokenizer_config.json").write_text(json.dumps(settings))
     assert Tokenizer(read_folder(bounded).tokenizer).begin_of_text == begin
+
+
+def test_the_suggested_command_prepares_a_text_as_the_model_was_trained(bounded, tmp_path, capsys):
+    assert main(["import", str(bounded), "--out", str(tmp_path / "x.ckpt")]) == 0
+    assert f"prepare TEXT --tokenizer {bounded}/tokenizer.json --out" in capsys.readouterr().out
+    edit(bounded, eos_token_id=2)
+    (bounded / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    assert main(["import", str(bounded), "--out", str(tmp_path / "y.ckpt")]) == 0
+    options = "--begin-of-text none --end-of-text '<|im_end|>'"
+    assert f"prepare TEXT --tokenizer {bounded}/tokenizer.json {options} --out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("named", ["<s>", {"content": "<s>"}])
