@@ -152,8 +152,6 @@ def run_evaluate(options: argparse.Namespace) -> None:
     from lightning_llm.generation import Score
 
     model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
-    if before := tokenizer.boundaries.before:
-        print(f"each text begins with {tokenizer.token(before[-1])!r} ({before[-1]}), as in training", file=sys.stderr)
     total, rows = Score(), []
     with progress_bar(corpus.size, True) as phase:
         for document in corpus.documents(phase("evaluating")):
@@ -163,6 +161,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
                 rows.append({"document": document.name, **_numbers(scored)})
     if not total.tokens:
         raise ValueError(f"{', '.join(options.data)}: too few tokens: each token is predicted from those before it")
+    if before := tokenizer.boundaries.before:
+        print(f"each text begins with {tokenizer.token(before[-1])!r} ({before[-1]}), as in training", file=sys.stderr)
     for row in rows:
         print(f"{row['document']}: {_line(row)}")
     print(_line(_numbers(total)))

@@ -140,7 +140,7 @@ def split_warnings(store: TokenStore, test_fraction: float = 0.0) -> Iterator[st
     wanted = {"val": VALIDATION_FRACTION} | ({"test": test_fraction} if test_fraction else {})
     found = {name: store.splits[name].tokens / total if name in store.splits else 0.0 for name in wanted}
     far = [
-        f"the {name} split has {found[name]:.1%} of the tokens instead of about {share:.0%}"
+        f"the {name} split has {found[name]:.2%} of the tokens instead of about {share:.0%}"
         for name, share in wanted.items()
         if not share / FAR_FROM_SHARE <= found[name] <= share * FAR_FROM_SHARE
     ]

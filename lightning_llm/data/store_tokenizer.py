@@ -48,7 +48,7 @@ def boundary_lines(store: TokenStore) -> Iterator[str]:
         yield f"the training text has {_named(tokenizer, end)} {times:,} times: data.document_mask can use it"
     elif end is not None:
         yield f"documents end with {_named(tokenizer, end)}; --end-of-text chooses another token, or none"
-    elif store.splits["train"].documents > 1:
+    elif max(split.documents for split in store.splits.values()) > 1:
         reason = ", since its tokenizer has no known end-of-text token" if tokenizer.eos_token_id is None else ""
         yield f"documents follow each other without a mark{reason}; --end-of-text names one"
 

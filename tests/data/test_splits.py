@@ -70,7 +70,7 @@ def test_a_split_with_far_more_or_less_of_the_text_than_it_should_have_is_named(
     share = store.splits["val"].tokens / (store.splits["val"].tokens + store.splits["train"].tokens)
     assert len(warnings) == 1
     assert warnings[0].startswith(
-        f"warning: the val split has {share:.1%} of the tokens instead of about 10%, and the train split has "
+        f"warning: the val split has {share:.2%} of the tokens instead of about 10%, and the train split has "
         f"{store.splits['train'].tokens:,} tokens: "
     )
     assert "cat FILES | lightning-llm prepare - --out DIR" in warnings[0]
@@ -81,7 +81,7 @@ def test_a_split_with_its_share_of_the_text_is_not(tmp_path):
     assert not warnings
     (tmp_path / "t.txt").write_text("one text " * 100)
     assert not list(splits.split_warnings(prepare_store(str(tmp_path / "t.txt"), tmp_path / "one", tokenizer="byte")))
-    assert "the test split has 0.0% of the tokens instead of about 20%" in next(splits.split_warnings(store, 0.2))
+    assert "the test split has 0.00% of the tokens instead of about 20%" in next(splits.split_warnings(store, 0.2))
 
 
 def test_copies_of_one_document_are_named(tmp_path):
