@@ -17,7 +17,15 @@ import torch
 from lightning_llm.checkpoints import archives, sharded
 from lightning_llm.checkpoints.archives import Source
 from lightning_llm.checkpoints.compatibility import check_described, check_fits
-from lightning_llm.checkpoints.schema import ARCHITECTURE, FORMAT, LIGHTNING, RESUME, WEIGHTS, check_content
+from lightning_llm.checkpoints.schema import (
+    ARCHITECTURE,
+    FORMAT,
+    LIGHTNING,
+    RESUME,
+    WEIGHTS,
+    check_content,
+    trained_tokenizer,
+)
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
@@ -105,7 +113,7 @@ def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = T
 
 def load_transformer(
     path: str | os.PathLike[str], device: str | torch.device = "cpu", *, trust_code: bool = False
-) -> tuple[Transformer, str]:
+) -> tuple[Transformer, str | None]:
     """The model in a checkpoint of a training run, in evaluation mode, and its tokenizer.
 
     Args:
@@ -114,7 +122,7 @@ def load_transformer(
         trust_code: Whether its parts may be classes from outside this package.
 
     Returns:
-        The model, and the content of its ``tokenizer.json``.
+        The model, and the content of its ``tokenizer.json``, if it has one.
 
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is not the checkpoint of a run, has a newer format, names
@@ -128,7 +136,7 @@ def load_transformer(
     check_fits({"state_dict": weights}, model.state_dict(), path)
     model.load_state_dict(dict(only_finite(weights.items(), path)), assign=True)
     model.tie_weights()
-    return model.to(device).eval(), content[FORMAT]["tokenizer"]
+    return model.to(device).eval(), trained_tokenizer(content[FORMAT])
 
 
 @contextmanager

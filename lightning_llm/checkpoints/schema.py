@@ -23,6 +23,7 @@ from lightning_llm.model.parts import option_of
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
 EXECUTION = "execution"  # in that part: see training.environment
 FORMAT_VERSION = 1
+BOUNDARIES = "boundaries"  # in that part: whether the model was trained with what its tokenizer puts before a text
 VERSION = "pytorch-lightning_version"
 ARCHITECTURE = "hyper_parameters.architecture"
 
@@ -142,7 +143,10 @@ PRECISION_NAMES = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transfo
 # a run with precision auto takes it over
 OF_EXECUTION = {"precision": one_of(*PRECISION_NAMES.split()), "threads": AT_LEAST_1, "device": TEXT, "tf32": BOOL}
 OF_EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
-OWN = open_record({"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)}, {EXECUTION: open_record({}, OF_EXECUTION)})
+OWN = open_record(
+    {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)},
+    {EXECUTION: open_record({}, OF_EXECUTION), BOUNDARIES: BOOL},
+)
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
     VERSION: TEXT,
@@ -239,6 +243,19 @@ def _callback_problems(callbacks: Mapping[str, Any], step: int) -> Iterator[str]
             values = [] if problems else [*state.values(), *state.get("best_k_models", ())]
             if any("://" in each or ".." in re.split(r"[/\\]", each) for each in values if isinstance(each, str)):
                 yield f"{where} names a file elsewhere"
+
+
+def own_part(tokenizer: str | None) -> dict[str, Any]:
+    """The own part of a checkpoint."""
+    return {"format_version": FORMAT_VERSION, "tokenizer": tokenizer, BOUNDARIES: True}
+
+
+def trained_tokenizer(own: Mapping[str, Any]) -> str | None:
+    """The ``tokenizer.json`` in a checkpoint's own part, with what was before each text in training."""
+    content: str | None = own["tokenizer"]
+    if content is None or own.get(BOUNDARIES):
+        return content
+    return Tokenizer.from_str(content).without_begin().to_str()  # earlier versions trained without
 
 
 def _tokenizer_problems(text: str | None, config: ModelConfig | None) -> Iterator[str]:

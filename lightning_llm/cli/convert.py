@@ -95,16 +95,29 @@ def run_import(options: argparse.Namespace) -> None:
     if folder.tokenizer is None:
         print("the folder has no tokenizer: the checkpoint has none either")
     else:
-        tokenizer = ["--tokenizer", str(options.folder / "tokenizer.json")]
+        tokenizer = ["--tokenizer", str(options.folder / "tokenizer.json"), *_boundary_options(folder)]
         print(f"to train it on: {shlex.join(['lightning-llm', 'prepare', 'TEXT', *tokenizer, '--out', 'STORE'])}")
         words = ["--config", str(config), "--model.init_from", str(out), "--data.store", "STORE"]
         context = f"--data.context_length {min(1024, folder.config.max_position_embeddings)}"
         print(f"  lightning-llm fit {shlex.join(words)} {context}")
 
 
+def _boundary_options(folder: "ModelFolder") -> list[str]:
+    """Options of ``prepare`` for tokens around a text that the folder names in another file than tokenizer.json."""
+    from lightning_llm.data.tokenizers import NO_TOKEN, Tokenizer
+
+    written, used = Tokenizer.from_file(folder.path / "tokenizer.json"), Tokenizer.from_str(folder.tokenizer or "")
+    words = []
+    if used.begin_of_text != written.begin_of_text:
+        words += ["--begin-of-text", used.begin_of_text or NO_TOKEN]
+    if used.eos_token_id is not None and used.eos_token_id != written.eos_token_id:
+        words += ["--end-of-text", used.token(used.eos_token_id)]
+    return words
+
+
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
     """What ``fit`` would have written, without the state that only training has."""
-    from lightning_llm.checkpoints.schema import FORMAT, FORMAT_VERSION
+    from lightning_llm.checkpoints.schema import FORMAT, own_part
     from lightning_llm.model.weights import only_finite
 
     state = {f"transformer.{name}": tensor for name, tensor in only_finite(folder.tensors(), folder.path)}
@@ -116,7 +129,7 @@ def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
         "pytorch-lightning_version": version("lightning"),
         "state_dict": state,
         "hyper_parameters": {"architecture": folder.config.to_dict(), "loss_chunks": None},
-        FORMAT: {"format_version": FORMAT_VERSION, "tokenizer": folder.tokenizer},
+        FORMAT: own_part(folder.tokenizer),
     }
 
 

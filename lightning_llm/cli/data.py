@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.find_store import default_store
 from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, bytes_and_tokens, prepare_store, train_tokenizer
-from lightning_llm.data.splits import MOST_SHARDS, Shard
+from lightning_llm.data.splits import MOST_SHARDS, Shard, split_warnings
+from lightning_llm.data.store_tokenizer import boundary_lines, end_of_documents, open_tokenizer
 from lightning_llm.data.token_store import TOKEN_DTYPES, TokenStore, by_powers_of_two, document_lengths
 from lightning_llm.data.token_store_writer import merge_shards
-from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.progress import progress_bar
 
@@ -34,6 +35,9 @@ def _prepare_options(parser: OneLineParser) -> None:
     add("--tokenizer", default="bpe", metavar="char|byte|bpe|FILE", help="built-in, or a tokenizer.json (default: bpe)")
     add("--vocab-size", type=int, metavar="N", help="vocabulary size that bpe learns (default: 4096)")
     add("--text-key", metavar="NAME", help="key or column of the text in .jsonl and .parquet (default: text)")
+    begin, end = "token before each document, or none", "token after each of several documents, or none"
+    add("--begin-of-text", metavar="TOKEN", help=f"{begin} (default: as the tokenizer's file has it)")
+    add("--end-of-text", metavar="TOKEN", help=f"{end} (default: the tokenizer's, if one is known)")
     add("--test-fraction", type=float, default=0.0, metavar="F", help="fraction of the text for testing (default: 0)")
     add("--out", metavar="DIR", help="folder of the store (default: in stores/, named after the input)")
     add("--shard", metavar="I/N", help="prepare part I of N, from 1; needs --out; combine the parts with --merge")
@@ -57,6 +61,10 @@ def run_prepare(options: argparse.Namespace) -> None:
     for name, split in store.splits.items():
         print(f"{name:<6}{split.tokens:>16,} tokens{split.bytes:>16,} bytes{split.documents:>10,} documents")
     print(f"{store.path}: {store.vocab_size:,} ids, {store.dtype}")
+    for line in boundary_lines(store):
+        print(line)
+    for line in split_warnings(store, options.test_fraction):
+        print(line, file=sys.stderr)
     print(f"next: lightning-llm fit --data.store {shlex.quote(str(store.path))}")
 
 
@@ -79,7 +87,8 @@ def _prepare(options: argparse.Namespace) -> TokenStore:
     if "-" in inputs and out is None:
         raise ValueError("standard input has no name: name the store with --out DIR")
     out = out or default_store(inputs, tokenizer, vocab_size)
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("tokenizer", "test_fraction", "text_key")}
+    names = ("tokenizer", "test_fraction", "text_key", "begin_of_text", "end_of_text")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     return prepare_store(inputs, out, vocab_size=vocab_size, progress=True, shard=shard, **settings)
 
 
@@ -168,8 +177,9 @@ def _inspect(store: TokenStore, split: str, start: int, count: int) -> None:
         print(f"{name:<6}{counts.tokens:>16,} tokens{text}{documents}")
     ids = tokens[start : start + count].tolist()
     print(f"\n{split}, tokens {start} to {start + len(ids) - 1}:")
-    print(Tokenizer.from_file(store.tokenizer_file).decode(ids) if store.tokenizer_file else " ".join(map(str, ids)))
-    lengths = document_lengths(store, split)
+    tokenizer = open_tokenizer(store)
+    print(" ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(ids))
+    lengths = document_lengths(store, split, end_of_documents(store, tokenizer))
     if lengths is None:
         print("\nlengths of documents: unknown, no end-of-text id separates them")
         return

@@ -161,6 +161,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
                 rows.append({"document": document.name, **_numbers(scored)})
     if not total.tokens:
         raise ValueError(f"{', '.join(options.data)}: too few tokens: each token is predicted from those before it")
+    if before := tokenizer.boundaries.before:
+        print(f"each text begins with {tokenizer.token(before[-1])!r} ({before[-1]}), as in training", file=sys.stderr)
     for row in rows:
         print(f"{row['document']}: {_line(row)}")
     print(_line(_numbers(total)))
@@ -172,18 +174,27 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def _score(model: "Transformer", tokenizer: Tokenizer, document: Document, stride: int | None) -> "Score":
-    """The first token of a document is not predicted, so its bytes do not count either."""
+    """The document as in training: with the tokens that the tokenizer puts around a text.
+
+    The first token is not predicted. Where it is one of the document, its bytes do not count either.
+    """
     from lightning_llm.generation import score
 
     size = 0
 
     def ids() -> Iterator[int]:
         nonlocal size
-        for number, (numbers, text_bytes) in enumerate(encode_document(tokenizer, document)):
+        last: list[int] = []
+        for numbers, text_bytes in encode_document(tokenizer, document):
             size += text_bytes
-            if number == 0 and numbers:
-                size -= tokenizer.byte_count(numbers[0])
+            if not last and numbers:
+                yield from (begin := tokenizer.begin_of(numbers))
+                size -= 0 if begin else _bytes_at_start(document.first, tokenizer.bytes_of(numbers[0]))
             yield from numbers
+            last = numbers or last
+        after = list(tokenizer.boundaries.after)
+        if last and last[-len(after) :] != after:
+            yield from after
 
     try:
         result = score(model, ids(), stride=stride)
@@ -191,6 +202,12 @@ def _score(model: "Transformer", tokenizer: Tokenizer, document: Document, strid
         vocabulary = f"the model's vocabulary of {model.config.vocab_size}"
         raise ValueError(f"the tokenizer has ids beyond {vocabulary}") from error
     return dataclasses.replace(result, bytes=size)
+
+
+def _bytes_at_start(text: str, token: bytes) -> int:
+    """How many bytes of a text its first token stands for: some tokenizers put a space before the text."""
+    is_added = token.startswith(b" ") and not text.startswith(" ")
+    return len(token) - is_added
 
 
 def _numbers(result: "Score") -> dict[str, Any]:

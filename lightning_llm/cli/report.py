@@ -173,13 +173,14 @@ def print_sample(console: Console, model: LightningModule, data: Any) -> None:
 def _sample(model: LightningModule, data: Any) -> str:
     tokenizer, prompt = data.tokenizer, []
     with suppress(ValueError):  # the tokenizer does not have it
-        prompt = tokenizer.encode("\n")
+        prompt = tokenizer.encode_prompt("\n")
     prompt = prompt or [int(data.store.tokens("train")[0]) if isinstance(data, TokenDataModule) else 0]
     generator = torch.Generator(model.device).manual_seed(0)
     settings: dict[str, Any] = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.8, "top_k": 50}
     (ids,) = generate(model, torch.tensor([prompt], device=model.device), generator=generator, **settings)
     # the model's vocabulary may be rounded up
-    return str(tokenizer.decode([number for number in ids.tolist() if number < tokenizer.vocab_size]))
+    known = [number for number in ids.tolist() if number < tokenizer.vocab_size]
+    return str(tokenizer.decode(tokenizer.without_begin_of(known)))
 
 
 def _prompt_option(data: Any) -> str:

@@ -36,7 +36,7 @@ from lightning_llm.cli.errors import USER_ERROR
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.report import RunReport, print_checks
 from lightning_llm.cli.stdio import quieten
-from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.datamodule import TokenDataModule, tokenizer_of
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.options import raise_all
 from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
@@ -245,9 +245,11 @@ class TrainingCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Print a JSON line for each prompt."""
-        decode = self.datamodule.tokenizer.decode
+        decode, own = self.datamodule.tokenizer.decode, tokenizer_of(self.datamodule)
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
-            print(json.dumps({"prompt": prompt, "text": decode(ids[0].tolist())}, ensure_ascii=False, allow_nan=False))
+            numbers = ids[0].tolist()
+            text = decode(numbers if own is None else own.without_begin_of(numbers))
+            print(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False, allow_nan=False))
 
     @cached_property
     def resolved(self) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
     """
     batches: list[dict[str, Any]] = []
     for prompt in prompts:
-        ids = tokenizer.encode(prompt)
+        ids = tokenizer.encode_prompt(prompt)
         if not ids and tokenizer.eos_token_id is None:
             raise ValueError(f"an empty prompt needs end of text, which tokenizer {tokenizer.kind!r} lacks")
         batches.append({"input_ids": torch.tensor([ids or [tokenizer.eos_token_id]]), "prompt": prompt})

@@ -26,6 +26,7 @@ from lightning_llm.data.batches import EvalBatches, Share, TrainBatches, WindowR
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
+from lightning_llm.data.store_tokenizer import end_of_documents, open_tokenizer
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
 from lightning_llm.io.options import raise_all
@@ -157,8 +158,7 @@ class TokenDataModule(LightningDataModule):
     @functools.cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the store; ``None`` for raw files, which have none."""
-        file = self.store.tokenizer_file
-        return None if file is None else Tokenizer.from_file(file)
+        return open_tokenizer(self.store)
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -250,13 +250,15 @@ class TokenDataModule(LightningDataModule):
         """The end-of-text token if there is a document mask."""
         if not self.document_mask:
             return None
+        ends = []
         for store in (source.store for source in self.sources):
-            if store.eos_token_id is None:
+            if (end := end_of_documents(store, self.tokenizer)) is None:
                 raise ValueError(
                     f"data.document_mask needs an end-of-text token between documents, and {store.path} has none: "
-                    "leave the option out, or prepare several documents with tokenizer bpe"
+                    "leave the option out, or prepare several documents with tokenizer bpe, or with --end-of-text"
                 )
-        return self.store.eos_token_id
+            ends.append(end)
+        return ends[0]
 
     def _share(self) -> Share:
         """This process's share of the data; the same for processes that share one sharded model."""

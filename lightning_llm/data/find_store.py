@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.data.boundaries import without_boundaries
 from lightning_llm.data.corpora import NAMED_CORPORA, is_named, open_corpus
 from lightning_llm.data.prepare import BUILT_IN_TOKENIZERS, DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, prepare_store
 from lightning_llm.data.token_store import META, TokenStore, read_meta, sha256, shards_of
@@ -38,7 +39,7 @@ def find_or_prepare(
         vocab_size: Number of ids of ``bpe``.
         prepare: Whether to read the text at all. If not, the store must exist and is used as it is.
         progress: Show a bar.
-        say: Called with a line before a store is prepared.
+        say: Called with a line before a store is prepared, and with lines on its documents and splits after it.
 
     Raises:
         ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or a
@@ -68,9 +69,8 @@ def find_or_prepare(
         say(f"The text or the tokenizer of {out} has changed since it was prepared.")
     say(f"Preparing {out} from {given} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
     try:
-        return prepare_store(
-            documents, out, tokenizer=tokenizer, vocab_size=vocab_size, progress=progress, replace=out.exists()
-        )
+        options: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "progress": progress}
+        return prepare_store(documents, out, **options, replace=out.exists(), say=say)
     except ValueError:
         if store is None and out.exists():  # another process was faster
             return TokenStore.open(out)
@@ -159,4 +159,9 @@ def _check_source(store: TokenStore, corpus: str | None, path: str | None, token
 def _has_tokenizer(store: TokenStore, tokenizer: str) -> bool:
     if tokenizer in BUILT_IN_TOKENIZERS:
         return bool(store.source.get("tokenizer") == tokenizer)
-    return store.tokenizer_sha256 == sha256(Tokenizer.from_file(tokenizer).to_str().encode())
+    content = Tokenizer.from_file(tokenizer).to_str()
+    if store.tokenizer_sha256 == sha256(content.encode()):
+        return True
+    # `prepare` may have been told other tokens around a text
+    assert store.tokenizer_file is not None
+    return without_boundaries(Tokenizer.from_file(store.tokenizer_file).to_str()) == without_boundaries(content)

@@ -4,7 +4,8 @@
    characters of ``char``, the words that ``bpe`` learns from (:func:`train_tokenizer`).
 2. *Encode* the pieces from ``splits.py``, in batches. While one batch is encoded (``bpe`` uses every core), the
    next one is read and the previous one written. If the tokenizer has an end-of-text token and there are several
-   documents, the token follows each of them.
+   documents, the token follows each of them. If it has a token that begins a text, that comes before each document. A
+   document that has one of them itself gets no second one.
 
 Every few MiB the run commits its progress. A killed run leaves no store. The next run resumes from the last commit, or
 starts over if text, tokenizer or options have changed.
@@ -17,7 +18,7 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,9 +30,10 @@ from lightning_llm.data.corpora import STDIN, Corpus, open_corpus
 from lightning_llm.data.cuts import PIECE_CHARACTERS, cut_at_newlines, cut_for
 from lightning_llm.data.formats import Document
 from lightning_llm.data.splits import Cursor, Shard, SplitPiece
+from lightning_llm.data.store_tokenizer import boundary_lines
 from lightning_llm.data.token_store import SHARD, TokenStore, read_meta, sha256
 from lightning_llm.data.token_store_writer import TokenStoreWriter, shard_folder, unfinished_tokenizer
-from lightning_llm.data.tokenizers import Ids, Tokenizer, check_bpe
+from lightning_llm.data.tokenizers import NO_TOKEN, Ids, Tokenizer, check_bpe
 from lightning_llm.io.progress import StartPhase, progress_bar
 from lightning_llm.io.untrusted import prefixed
 
@@ -44,7 +46,7 @@ _BATCH_SEGMENTS = 1 << 12
 _BATCH_PIECES = 16  # of one document, encoded at once
 _COMMITTED_CHARACTERS = 1 << 24
 _AHEAD = 3  # batches that are read before the oldest of them is written
-_CODE_VERSION = 2  # increase it when the same input gives other ids: runs killed before are not resumed
+_CODE_VERSION = 3  # increase it when the same input gives other ids: runs killed before are not resumed
 
 
 def prepare_store(
@@ -55,9 +57,12 @@ def prepare_store(
     vocab_size: int = DEFAULT_VOCAB_SIZE,
     test_fraction: float = 0.0,
     text_key: str | None = None,
+    begin_of_text: str | None = None,
+    end_of_text: str | None = None,
     progress: bool = False,
     replace: bool = False,
     shard: Shard | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> TokenStore:
     """Makes a token store from text.
 
@@ -69,10 +74,14 @@ def prepare_store(
         vocab_size: Number of ids of ``bpe``.
         test_fraction: Share of the text for a test split, taken from the training split; 0 makes none.
         text_key: Key or column of the text in JSON lines and parquet. Default: ``text``.
+        begin_of_text: Token before each document, or ``none``. Default: the one that the tokenizer's file puts there.
+        end_of_text: Token after each of several documents, or ``none``. Default: the tokenizer's, if one is known.
         progress: Show a bar, in bytes of the input, if there is a terminal.
         replace: Replace an existing store once the new one is complete.
         shard: Make only this shard, in a folder next to ``out``, for ``merge_shards``. Every host trains the tokenizer
             on the same text, not on its own shard.
+        say: Called with the lines that a user should know of a finished store: how documents begin and end, and a
+            warning if a split has far more or less of the text than it should.
 
     Returns:
         The store (or shard), opened.
@@ -90,6 +99,7 @@ def prepare_store(
         if existing.exists() and not replace:
             raise ValueError(f"{existing} exists already: remove it or choose another folder")
     given = given_tokenizer(tokenizer)
+    given = given and given.with_boundaries(begin_of_text, end_of_text)
     if tokenizer == "bpe":
         check_bpe(vocab_size)
     if not isinstance(inputs, Corpus):
@@ -105,12 +115,15 @@ def prepare_store(
         "vocab_size": vocab_size if tokenizer == "bpe" else None,
     }
     constants = [_CODE_VERSION, tokenizers.__version__, test_fraction, given and sha256(given.to_str().encode())]
+    constants += [begin_of_text, end_of_text]
     key = sha256(json.dumps([constants, source]).encode())
     with progress_bar(inputs.size, progress) as phase:
         bounds = splits.find_bounds(inputs, test_fraction, phase)
         kept = None if given else unfinished_tokenizer(folder, key)
         trained = given or (Tokenizer(kept) if kept else train_tokenizer(str(tokenizer), vocab_size, inputs, phase))
-        eos = trained.eos_token_id if bounds.ends is None else None  # a mark between several documents
+        trained = trained.with_boundaries(begin_of_text, end_of_text)
+        is_marked = bounds.ends is None and end_of_text != NO_TOKEN
+        eos = trained.eos_token_id if is_marked else None  # a mark between several documents
         with TokenStoreWriter(
             folder,
             vocab_size=trained.vocab_size,
@@ -125,7 +138,12 @@ def prepare_store(
             _write(writer, pieces, trained, eos)
             if shard is None:
                 writer.check_splits()
-    return TokenStore.open(out) if shard is None else TokenStore.from_meta(folder, read_meta(folder, SHARD))
+    if shard is not None:
+        return TokenStore.from_meta(folder, read_meta(folder, SHARD))
+    store = TokenStore.open(out)
+    for line in (*boundary_lines(store), *splits.split_warnings(store, test_fraction)):
+        say(line)
+    return store
 
 
 def given_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer | None:
@@ -173,7 +191,7 @@ def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
 def encode_document(tokenizer: Tokenizer, document: Document) -> Iterator[tuple[list[int], int]]:
     """Ids of a document, and UTF-8 bytes, piece by piece: memory does not grow with the document."""
     texts = cut_for(tokenizer.kind, document.pieces())
-    pieces = (SplitPiece("", text, document.name, ends_document=False) for text in texts)
+    pieces = (SplitPiece("", text, document.name, begins_document=False, ends_document=False) for text in texts)
     at_once = 1 if tokenizer.kind in ("char", "byte") else _BATCH_PIECES
     while batch := list(itertools.islice(pieces, at_once)):
         for piece, ids in zip(batch, _encoded(batch, tokenizer), strict=True):
@@ -197,12 +215,11 @@ Batch = list[tuple[Cursor, SplitPiece]]
 def _write(
     writer: TokenStoreWriter, pieces: Iterable[tuple[Cursor, SplitPiece]], tokenizer: Tokenizer, eos: int | None
 ) -> None:
-    end = np.array([] if eos is None else [eos], dtype=tokenizer.dtype)
     uncommitted = 0
     for batch, encoded in _encoded_ahead(_batches(pieces), tokenizer):
         for split in sorted({piece.split for _, piece in batch}):
             part = [(piece, ids) for (_, piece), ids in zip(batch, encoded, strict=True) if piece.split == split]
-            ids = [array for piece, ids in part for array in ((ids, end) if piece.ends_document else (ids,))]
+            ids = [array for piece, ids in part for array in _marked(ids, piece, tokenizer, eos)]
             text_bytes = sum(_utf8_length(piece.text) for piece, _ in part)
             documents = sum(piece.ends_document for piece, _ in part)
             writer.write(split, np.concatenate(ids), text_bytes=text_bytes, documents=documents)
@@ -210,6 +227,17 @@ def _write(
         if uncommitted >= _COMMITTED_CHARACTERS:
             writer.commit(batch[-1][0])
             uncommitted = 0
+
+
+def _marked(ids: Ids, piece: SplitPiece, tokenizer: Tokenizer, eos: int | None) -> Iterator[Ids]:
+    """The ids of a piece with the tokens that begin and end its document."""
+    if piece.begins_document and eos is not None and len(ids) > 1 and ids[0] == eos:
+        ids = ids[1:]  # it ends the document before, which has it already
+    if piece.begins_document and tokenizer.boundaries.before != (eos,):
+        yield np.array(tokenizer.begin_of(ids), dtype=tokenizer.dtype)
+    yield ids
+    if piece.ends_document and eos is not None and not (len(ids) and ids[-1] == eos):
+        yield np.array([eos], dtype=tokenizer.dtype)
 
 
 def _batches(pieces: Iterable[tuple[Cursor, SplitPiece]]) -> Iterator[Batch]:

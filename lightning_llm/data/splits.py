@@ -19,10 +19,12 @@ from typing import NamedTuple
 from lightning_llm.data.corpora import Corpus
 from lightning_llm.data.cuts import cut_for
 from lightning_llm.data.formats import Document
+from lightning_llm.data.token_store import TokenStore
 from lightning_llm.io.progress import Advance, StartPhase
 
 VALIDATION_FRACTION = 0.1
 MOST_SHARDS = 999_999  # a folder each
+FAR_FROM_SHARE = 2  # times as many tokens as a split should have, or as few, that users are told of
 
 _HASHED_CHARACTERS = 1 << 16  # of a document's beginning: tells documents apart, and is within the first piece
 _FEW_DOCUMENTS = 256  # 0.9^256 = 2e-12: with more documents, the validation split is practically never empty
@@ -34,6 +36,7 @@ class SplitPiece(NamedTuple):
     split: str
     text: str
     document: str
+    begins_document: bool
     ends_document: bool
 
 
@@ -107,7 +110,7 @@ def find_bounds(corpus: Corpus, test_fraction: float, phase: StartPhase) -> Spli
     """Reads the first documents; if there is only one, measures its length.
 
     Raises:
-        ValueError: If there is no text at all, or it cannot be read.
+        ValueError: If there is no text at all, or only copies of one document, or it cannot be read.
     """
     places = sorted(_place(document.first) for document in itertools.islice(corpus.documents(), _FEW_DOCUMENTS + 1))
     if not places:
@@ -115,12 +118,38 @@ def find_bounds(corpus: Corpus, test_fraction: float, phase: StartPhase) -> Spli
     if len(places) > 1:
         bound = VALIDATION_FRACTION
         if len(places) <= _FEW_DOCUMENTS:  # at least one validates and one trains
+            if places[0] == places[-1]:
+                raise ValueError(
+                    f"{', '.join(corpus.inputs)}: nothing is left for the train split: all {len(places)} documents "
+                    f"have the same first {_HASHED_CHARACTERS:,} characters, and such copies belong to the same split: "
+                    "give the text once"
+                )
             bound = min(max(bound, places[0]), places[-2])
+            if bound == places[-1]:  # copies, which stay together
+                bound = max(place for place in places if place < places[-1])
         return SplitBounds(None, bound, test_fraction)
     length = sum(len(piece) for document in corpus.documents(phase("measuring")) for piece in document.pieces())
     kept = {"train": 1 - VALIDATION_FRACTION - test_fraction, "val": 1 - test_fraction}
     ends = {split: int(fraction * length) for split, fraction in kept.items()}
     return SplitBounds({**ends, "test": length}, test_fraction=test_fraction)
+
+
+def split_warnings(store: TokenStore, test_fraction: float = 0.0) -> Iterator[str]:
+    """A line if a split has far more or fewer tokens than it should: documents are few, or of very unequal lengths."""
+    total = sum(split.tokens for split in store.splits.values())
+    wanted = {"val": VALIDATION_FRACTION} | ({"test": test_fraction} if test_fraction else {})
+    found = {name: store.splits[name].tokens / total if name in store.splits else 0.0 for name in wanted}
+    far = [
+        f"the {name} split has {found[name]:.2%} of the tokens instead of about {share:.0%}"
+        for name, share in wanted.items()
+        if not share / FAR_FROM_SHARE <= found[name] <= share * FAR_FROM_SHARE
+    ]
+    if far:
+        yield (
+            f"warning: {' and '.join(far)}, and the train split has {store.splits['train'].tokens:,} tokens: each "
+            "document belongs to one split as a whole. To cut the text by position instead, give it as one: "
+            "cat FILES | lightning-llm prepare - --out DIR"
+        )
 
 
 def split_pieces(
@@ -133,15 +162,19 @@ def split_pieces(
         if index < done.file_index:
             advance(file.size if span[1] is None else span[1] - span[0])
             continue
-        pieces = (
-            SplitPiece(split, text, document.name, ends_document=not following)
-            for document in file.documents(advance, *span)
-            for split, texts in bounds.parts(document)
-            for text, following in itertools.pairwise(itertools.chain(cut_for(kind, texts), [""]))
-        )
+        documents = file.documents(advance, *span)
+        pieces = (piece for document in documents for piece in _pieces(document, bounds, kind))
         numbered = enumerate(pieces, start=1)
         skipped = done.pieces if index == done.file_index else 0
         yield from ((Cursor(index, number), piece) for number, piece in numbered if number > skipped)
+
+
+def _pieces(document: Document, bounds: SplitBounds, kind: str) -> Iterator[SplitPiece]:
+    is_first = True
+    for split, texts in bounds.parts(document):
+        for text, following in itertools.pairwise(itertools.chain(cut_for(kind, texts), [""])):
+            yield SplitPiece(split, text, document.name, begins_document=is_first, ends_document=not following)
+            is_first = False
 
 
 def _by_position(document: Document, ends: dict[str, int]) -> Iterator[tuple[str, str]]:

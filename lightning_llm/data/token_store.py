@@ -341,12 +341,17 @@ def shards_of(path: Path) -> list[Path]:
 # ---- document lengths
 
 
-def document_lengths(store: TokenStore, split: str) -> Counter[int] | None:
+def document_lengths(store: TokenStore, split: str, eos: int | None = None) -> Counter[int] | None:
     """How many documents of a split have each length in tokens, without the end-of-text token.
 
     Reads the whole split, in blocks. Returns ``None`` if no end-of-text id marks the documents.
+
+    Args:
+        store: The store.
+        split: Name of the split.
+        eos: The end-of-text id. Default: the recorded one.
     """
-    total, eos = len(store.tokens(split)), store.eos_token_id
+    total, eos = len(store.tokens(split)), store.eos_token_id if eos is None else eos
     if eos is None:
         return None
     lengths: Counter[int] = Counter()

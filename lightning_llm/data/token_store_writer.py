@@ -114,7 +114,10 @@ class TokenStoreWriter:
     def check_splits(self) -> None:
         """Raises a ValueError if there is no text for training or validation."""
         if missing := [name for name in ("train", "val") if not self._splits[name].counts["tokens"]]:
-            raise ValueError(f"too little text: nothing is left for the {' and the '.join(missing)} split")
+            raise ValueError(
+                f"too little text: nothing is left for the {' and the '.join(missing)} split; of several documents, "
+                "copies belong to the same split"
+            )
 
     def write(self, name: str, ids: stores.Tokens, *, text_bytes: int, documents: int = 0) -> None:
         """Appends ids to a split.

@@ -209,6 +209,13 @@ def byte_alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
+def bytes_of_characters(content: Mapping[str, Any]) -> dict[str, int]:
+    """The byte that each character of a token stands for, if the decoder is of byte level; else nothing."""
+    decoders = _parts(content.get("decoder"), "decoder")
+    is_byte_level = any(part["type"] == "ByteLevel" for part in decoders)
+    return {character: byte for byte, character in enumerate(byte_alphabet())} if is_byte_level else {}
+
+
 def kind_of(content: dict[str, Any]) -> Kind:
     """Which of our own kinds a ``tokenizer.json`` is; ``file`` if it is none of them."""
     model, splitter = content["model"], content.get("pre_tokenizer") or {}

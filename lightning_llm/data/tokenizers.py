@@ -6,7 +6,7 @@ kind       ids                                                                  
 ``char``   one per character, numbered in the order of their code points                   none
 ``byte``   the bytes of the UTF-8 text themselves, 0 to 255                                none
 ``bpe``    byte-level byte-pair encoding as in GPT-2 (Radford et al. 2019, section 2.2)    ``<|endoftext|>``
-``file``   any other ``tokenizer.json``                                                    if it has one
+``file``   any other ``tokenizer.json``                                                    if one is known
 =========  ==============================================================================  ==================
 
 ``transformers.PreTrainedTokenizerFast(tokenizer_file=…)`` encodes and decodes the same from the file alone.
@@ -17,7 +17,9 @@ Long text is encoded, and learned from, in pieces, which ``cuts.py`` makes.
 
 import codecs
 import contextlib
+import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from lightning_llm.data import tokenizer_json
+from lightning_llm.data.boundaries import END_OF_TEXT, Boundaries, end_of_text_in, read_boundaries, write_boundaries
 from lightning_llm.data.cuts import LONGEST_PIECE, PIECE_CHARACTERS, cut_at_newlines, cut_long_words
 from lightning_llm.data.token_store import TOKEN_DTYPES, dtype_for
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER, byte_alphabet
@@ -36,10 +39,10 @@ from lightning_llm.io.untrusted import read_text
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
-END_OF_TEXT = "<|endoftext|>"
-# A tokenizer.json does not say which token ends a text. These are the names in GPT-2, Llama 3, Llama 2 and Gemma.
-END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+NO_TOKEN = "none"
 LARGEST_VOCABULARY = tokenizer_json.MOST_IDS
+_LISTED = 8  # tokens that a message lists
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # of a byte that the vocabulary lacks (byte_fallback)
 
 
 class Tokenizer:
@@ -51,6 +54,7 @@ class Tokenizer:
     Attributes:
         kind: ``char``, ``byte``, ``bpe`` or ``file``.
         vocab_size: Number of ids; the largest is one less.
+        boundaries: What the file puts around a text. The ids are those that a model was, or will be, trained with.
         eos_token_id: The id that ends a document, or ``None`` if there is none.
 
     Raises:
@@ -61,18 +65,23 @@ class Tokenizer:
         parsed = tokenizer_json.read_content(content)
         self.kind = tokenizer_json.kind_of(parsed)
         self._drops_characters = self.kind == "file" and tokenizer_json.drops_characters(parsed)
-        del parsed  # Gemma's takes 200 MiB
+        self._bytes_of_characters = tokenizer_json.bytes_of_characters(parsed)
         with _library("not a tokenizer.json"):
             self._backend = Backend.from_str(content)
         self._content = content
         self._backend.no_truncation()  # a file may have all three, for inference
         self._backend.no_padding()
         self._backend.post_processor = None  # it may repeat a text any number of times
+        self.boundaries = read_boundaries(parsed)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError("not a tokenizer.json: its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
-        self.eos_token_id = next((vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary), None)
+        if max(itertools.chain(*dataclasses.astuple(self.boundaries)), default=0) >= self.vocab_size:
+            raise ValueError("not a tokenizer.json: its post_processor has ids beyond its vocabulary")
+        between = self.boundaries.between
+        self.eos_token_id = between[0] if between else end_of_text_in(parsed, vocabulary)
+        del parsed  # Gemma's takes 200 MiB
         self._checked: set[int] = set()
         if self.kind == "char":
             codes = list(map(ord, vocabulary))
@@ -141,6 +150,45 @@ class Tokenizer:
         backend.train_from_iterator((piece for part in parts for piece in cut_long_words(part, splitter)), trainer)
         return cls(backend.to_str())
 
+    def with_boundaries(self, begin_of_text: str | None = None, end_of_text: str | None = None) -> "Tokenizer":
+        """The same tokenizer, whose file names other tokens around a text.
+
+        Args:
+            begin_of_text: The token before every text, or ``none``. ``None``: as it is.
+            end_of_text: The token after a document, or ``none``. ``None``: as it is.
+
+        Raises:
+            ValueError: If the vocabulary has no such token.
+        """
+        before, after, between = dataclasses.astuple(self.boundaries)
+        if begin_of_text is not None:
+            before = self._ids_named(begin_of_text, "begin-of-text")
+        if end_of_text is not None:
+            between = self._ids_named(end_of_text, "end-of-text")
+            after = between if after else ()
+        return self._bounded(Boundaries(before, after, between))
+
+    def without_begin(self) -> "Tokenizer":
+        """The same tokenizer for a model that was trained without a token before each text."""
+        return self._bounded(dataclasses.replace(self.boundaries, before=()))
+
+    def _bounded(self, boundaries: Boundaries) -> "Tokenizer":
+        if boundaries == self.boundaries:
+            return self
+        names = {number: self.token(number) for number in itertools.chain(*dataclasses.astuple(boundaries))}
+        return type(self)(write_boundaries(self._content, boundaries, names))
+
+    def _ids_named(self, name: str, option: str) -> tuple[int, ...]:
+        if name == NO_TOKEN:
+            return ()
+        if (number := self._backend.token_to_id(name)) is None:
+            known = ", ".join(map(repr, [*self.added_tokens.values()][:_LISTED])) or "no special tokens"
+            raise ValueError(
+                f"--{option} {name!r} is not a token of the tokenizer, which has {known}: give one of its tokens, or "
+                f"{NO_TOKEN!r}; lightning-llm tokenizer train --special-token makes one"
+            )
+        return (number,)
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The smallest little-endian type that can represent every id."""
@@ -149,6 +197,30 @@ class Tokenizer:
     def to_str(self) -> str:
         """The content of the ``tokenizer.json``."""
         return self._content
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text to continue, after the token that begins a text in training. Errors as in :meth:`encode`."""
+        return [*self.begin_of(ids := self.encode(text)), *ids]
+
+    def begin_of(self, ids: Sequence[int] | Ids) -> tuple[int, ...]:
+        """What must be put before these ids of a text: nothing if it begins with that itself."""
+        before = self.boundaries.before
+        return () if before == tuple(ids[: len(before)]) else before
+
+    @property
+    def begin_of_text(self) -> str | None:
+        """The last token before each text; ``None`` if there is none."""
+        return self.token(self.boundaries.before[-1]) if self.boundaries.before else None
+
+    def without_begin_of(self, ids: list[int]) -> list[int]:
+        """Ids without the tokens before the text."""
+        before = self.boundaries.before
+        return ids[len(before) :] if before == tuple(ids[: len(before)]) else ids
+
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """Tokens that the file adds to the model's vocabulary, such as special ones, by id."""
+        return {number: token.content for number, token in self._backend.get_added_tokens_decoder().items()}
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Adds no special tokens. Errors as in :meth:`encode_batch`."""
@@ -198,11 +270,19 @@ class Tokenizer:
         self._check_id(number)
         return self._backend.id_to_token(number) or ""
 
+    def bytes_of(self, number: int) -> bytes:
+        """UTF-8 bytes of the text of an id, which may be part of a character. Errors as in :meth:`decode`."""
+        token = self.token(number)
+        if number not in self.added_tokens:
+            if self._bytes_of_characters and set(token) <= self._bytes_of_characters.keys():
+                return bytes(self._bytes_of_characters[character] for character in token)
+            if byte := _BYTE_TOKEN.fullmatch(token):
+                return bytes([int(byte[1], 16)])
+        return self.decode([number]).encode()
+
     def byte_count(self, number: int) -> int:
-        """UTF-8 bytes of the text of an id. Errors as in :meth:`decode`."""
-        if self.kind in ("byte", "bpe"):
-            return len(self.token(number))  # one character per byte
-        return len(self.decode([number]).encode())
+        """Length of :meth:`bytes_of`."""
+        return len(self.bytes_of(number))
 
     def _reject_dropped(self, texts: Sequence[str]) -> None:
         """Without byte tokens and an unknown token, the library silently drops what the vocabulary lacks."""

@@ -102,7 +102,7 @@ def stream_text(
             context; an option out of range.
     """
     prompts, stop = _listed(prompts), _listed(stop)
-    ids = [tokenizer.encode(prompt) for prompt in prompts]
+    ids = [tokenizer.encode_prompt(prompt) for prompt in prompts]
     longest = cast(Transformer, getattr(model, "transformer", model)).config.max_position_embeddings
     for prompt, row in zip(prompts, ids, strict=True):
         if not row:

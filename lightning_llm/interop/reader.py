@@ -19,7 +19,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 FIRST = "layers.0."
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 # Constants that older versions saved: the rotation, and GPT-2's causal mask.
@@ -101,7 +101,9 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
     if tokenizer is not None:
         parsed = Tokenizer.from_file(path / TOKENIZER)  # its errors name the file
         check_tokenizer(parsed, config)
-        fields.notes += _end_of_text(content, parsed)
+        parsed, notes = _with_boundaries(path, content, parsed)
+        tokenizer = parsed.to_str()
+        fields.notes += notes
     return ModelFolder(path, config, tokenizer, fields.notes, maps, shapes, weights)
 
 
@@ -213,9 +215,35 @@ def _read_tokenizer(folder: Path) -> str | None:
     return None
 
 
-def _end_of_text(content: dict[str, object], tokenizer: Tokenizer) -> list[str]:
+def _with_boundaries(path: Path, content: dict[str, object], tokenizer: Tokenizer) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer with the tokens around a text that the model was trained with, and notes on them."""
+    notes = []
     given, end = content.get("eos_token_id"), tokenizer.eos_token_id
-    if given is None or end in (given if isinstance(given, list) else [given]):
-        return []
-    known = "no token is known to end a text" if end is None else f"a text ends with {tokenizer.token(end)!r} ({end})"
-    return [f"eos_token_id {shown(given)} is not imported: here {known}"]
+    if given is not None and end not in (given if isinstance(given, list) else [given]):
+        first = given[0] if isinstance(given, list) and given else given
+        if type(first) is int and (name := tokenizer.added_tokens.get(first)):
+            tokenizer = tokenizer.with_boundaries(end_of_text=name)
+            notes.append(f"a text ends with {name!r} ({first}), the eos_token_id of {CONFIG}")
+        else:
+            known = "no token is known to end a text"
+            known = known if end is None else f"a text ends with {tokenizer.token(end)!r} ({end})"
+            notes.append(f"eos_token_id {shown(given)} is not imported: here {known}")
+    tokenizer = _with_begin(path, tokenizer)
+    if before := tokenizer.boundaries.before:
+        name = tokenizer.token(before[-1])
+        notes.append(f"each text begins with {name!r} ({before[-1]}), the bos token of its tokenizer")
+    return tokenizer, notes
+
+
+def _with_begin(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """``add_bos_token`` in ``tokenizer_config.json`` overrides the ``tokenizer.json``, as in transformers."""
+    file = file_in(path, TOKENIZER_CONFIG)
+    settings = read_json(file) if file.exists() else {}
+    adds, name = settings.get("add_bos_token"), settings.get("bos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    if adds is False:
+        return tokenizer.without_begin()
+    if adds is True and isinstance(name, str) and not tokenizer.boundaries.before:
+        with prefixed(str(file), ValueError):
+            return tokenizer.with_boundaries(begin_of_text=name)
+    return tokenizer

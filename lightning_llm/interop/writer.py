@@ -138,7 +138,9 @@ def _json_files(
     config: ModelConfig, mapping: HFMapping, dtype: torch.dtype, tokenizer: Tokenizer | None
 ) -> dict[str, dict[str, Any]]:
     end = None if tokenizer is None else tokenizer.eos_token_id
-    ends = {"bos_token_id": None, "eos_token_id": end}  # null too: a class has its own defaults for missing ids
+    before = () if tokenizer is None else tokenizer.boundaries.before
+    begin = before[-1] if before else None
+    ends = {"bos_token_id": begin, "eos_token_id": end}  # null too: a class has its own defaults for missing ids
     precision = str(dtype).removeprefix("torch.")
     described = {
         "architectures": [mapping.architecture],
@@ -152,7 +154,8 @@ def _json_files(
     # rows that end early are padded with the end of text
     files = {CONFIG: described, "generation_config.json": {**ends, "pad_token_id": end}}
     if tokenizer is not None:
-        special = {} if end is None else {"eos_token": tokenizer.token(end)}
+        ids = {"bos_token": begin, "eos_token": end}
+        special = {name: tokenizer.token(number) for name, number in ids.items() if number is not None}
         files["special_tokens_map.json"] = special
         files["tokenizer_config.json"] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -229,6 +232,8 @@ def _described(tokenizer: Tokenizer | None) -> str:
         return "There is no tokenizer: it was trained on ids."
     end = tokenizer.eos_token_id
     words = "no end of text" if end is None else f"end of text `{tokenizer.token(end)}` ({end})"
+    if before := tokenizer.boundaries.before:
+        words = f"each text begins with `{tokenizer.token(before[-1])}` ({before[-1]}), {words}"
     return f"Tokenizer: {tokenizer.vocab_size} ids, kind {tokenizer.kind}, {words}."
 
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from lightning_llm.checkpoints.compatibility import architecture_differences, check_fits, free_fields
 from lightning_llm.checkpoints.reading import read_checkpoint, read_outline
-from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS
+from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS, trained_tokenizer
 from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
 from lightning_llm.data.datamodule import data_attribute, tokenizer_of
+from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.reader import is_model_folder, read_folder
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import ModelConfig, config_of_file
@@ -117,7 +118,7 @@ def read_initial_weights(source: str, say: Callable[[str], object] = lambda line
                 yield name.removeprefix(PREFIX), tensor.whole() if isinstance(tensor, Rows) else tensor
 
     config = ModelConfig(**content["hyper_parameters"]["architecture"])
-    return InitialWeights(path, config, content[FORMAT]["tokenizer"], tensors)
+    return InitialWeights(path, config, trained_tokenizer(content[FORMAT]), tensors)
 
 
 def start_from(source: str, model: Any) -> None:
@@ -126,9 +127,16 @@ def start_from(source: str, model: Any) -> None:
     Raises:
         ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
     """
-    initial = read_initial_weights(source, _say)
-    if problem := initial.problem(model.architecture, getattr(model.trainer, "datamodule", None)):
+    initial, data = read_initial_weights(source, _say), getattr(model.trainer, "datamodule", None)
+    if problem := initial.problem(model.architecture, data):
         raise ValueError(problem)
+    if initial.tokenizer is not None and (used := tokenizer_of(data)) is not None:
+        before, now = (each.begin_of_text or "no token" for each in (Tokenizer.from_str(initial.tokenizer), used))
+        if before != now:
+            _say(
+                f"init_from {source}: texts began with {before} in its training, and begin with {now} in the data; "
+                "lightning-llm prepare --begin-of-text changes the data"
+            )
     initial.fill(model.transformer)
 
 

@@ -3,9 +3,12 @@
 import gzip
 import json
 import math
+import shutil
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.__main__ import main
@@ -94,6 +97,59 @@ def test_each_document_is_scored_by_itself(folder, tmp_path, capsys):
     assert numbers["bytes"] == sum(row["bytes"] for row in numbers["documents"])
     assert len(printed.splitlines()) == len(TEXTS) + 1
     assert "line 3: 0 tokens, 0 bytes" in printed
+
+
+# ---- what is around a text
+
+
+def bounded(folder, tmp_path, single, **changes):
+    """The folder with a tokenizer that puts tokens around a text, as in this template."""
+    out = tmp_path / "bounded"
+    shutil.copytree(folder, out)
+    backend = Backend.from_file(str(out / "tokenizer.json"))
+    special = [("<|endoftext|>", 0), ("t", backend.token_to_id("t"))]
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    content = {**json.loads(backend.to_str()), **changes}
+    (out / "tokenizer.json").write_text(json.dumps(content))
+    return out
+
+
+@pytest.mark.parametrize("single", ["<|endoftext|> $A", "$A <|endoftext|>", "t $A <|endoftext|>"])
+@pytest.mark.parametrize("stride", [None, 5])
+def test_a_text_has_the_tokens_around_it_that_transformers_puts_there(folder, tmp_path, capsys, single, stride):
+    out = bounded(folder, tmp_path, single)
+    text = "".join(TEXTS)
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    options = [] if stride is None else ["--stride", stride]
+    numbers, _ = evaluated(capsys, tmp_path, out, "--data", tmp_path / "text.txt", *options)
+    nats, tokens = recipe(out, text, stride or CONTEXT // 2)
+    assert numbers["tokens"] == tokens
+    assert numbers["loss"] == pytest.approx(nats / tokens, rel=1e-5)
+    first = "" if single.index("$A") else "To"  # a token that is not predicted
+    assert numbers["bytes"] == len(text.encode()) - len(first)
+
+
+def test_what_is_before_each_text_is_said(folder, tmp_path, capsys):
+    out = bounded(folder, tmp_path, "<|endoftext|> $A")
+    (tmp_path / "text.txt").write_text("some text")
+    assert main(["evaluate", str(out), "--data", str(tmp_path / "text.txt")]) == 0
+    assert "each text begins with '<|endoftext|>' (0), as in training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["漢字", "To be", " to be"])
+@pytest.mark.parametrize("space", [False, True])
+def test_the_bytes_of_the_first_token_are_those_of_the_text(folder, tmp_path, capsys, text, space):
+    """A token may be part of a character, and a tokenizer may put a space before a text."""
+    splitter = {"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": True, "use_regex": True}
+    out = bounded(folder, tmp_path, "$A", normalizer={"type": "NFC"}, pre_tokenizer=splitter)
+    tokenizer = Tokenizer.from_file(out / "tokenizer.json")
+    assert tokenizer.kind == "file"
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    numbers, _ = evaluated(capsys, tmp_path, out, "--data", tmp_path / "text.txt")
+    ids = tokenizer.encode(text)
+    rest = b"".join(map(tokenizer.bytes_of, ids[1:]))
+    assert text.encode().endswith(rest)
+    assert numbers["bytes"] == len(rest)
 
 
 @pytest.mark.parametrize(

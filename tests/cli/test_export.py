@@ -14,10 +14,12 @@ from lightning_llm import ModelConfig
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
+from lightning_llm.cli import report
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data import tokenizer_json, tokenizers
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.training import initial_weights
+from lightning_llm.training.callbacks import samples
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {
@@ -203,3 +205,87 @@ def test_a_command_checks_its_tokenizer_once(runs, exported, text_file, monkeypa
     tokenizers._of_content.cache_clear()
     actions[command]()
     assert len(checked) == 1
+
+
+# ---- what is before each text
+
+
+@pytest.fixture
+def begun(text_file, tmp_path, monkeypatch, capsys):
+    """A run on a store whose tokenizer puts <s> before each text, and the tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tokenizers.Tokenizer.train_bpe([Path(text_file).read_text()], 280, ["<s>"]).with_boundaries("<s>")
+    Path("tokenizer.json").write_text(tokenizer.to_str())
+    words = ["--tokenizer", "tokenizer.json", "--out", "store"]
+    assert main(["prepare", str(text_file), *words]) == 0
+    assert "documents begin with '<s>' (1)" in capsys.readouterr().out
+    sample = {
+        "class_path": "lightning_llm.training.callbacks.SampleText",
+        "init_args": {"every_n_steps": 1, "prompt": "a"},
+    }
+    Path("sample.json").write_text(json.dumps({"trainer": {"callbacks": [sample]}}))
+    changes = {"data.store": "store", "data.path": None}
+    cli = fit(tmp_path, text_file, "--config=sample.json", **changes)
+    return Path(cli.trainer.log_dir), tokenizer
+
+
+def test_each_prompt_of_a_run_begins_as_its_texts(begun, text_file, tmp_path, monkeypatch):
+    """Those of samples, of the report at the end, and of predict."""
+    _, tokenizer = begun
+    prompts = []
+
+    def spy(module):
+        generate = module.generate
+        monkeypatch.setattr(
+            module, "generate", lambda model, ids, **all: prompts.append(ids) or generate(model, ids, **all)
+        )
+
+    spy(samples)
+    spy(report)
+    changes = {"data.store": "store", "data.path": None}
+    data = fit(tmp_path, text_file, "--config=sample.json", **changes).datamodule
+    assert [ids[0].tolist() for ids in prompts] == [tokenizer.encode_prompt(text) for text in ("a", "a", "\n")]
+    data.predict_prompts = ["a b"]
+    (batch,) = data.predict_dataloader()
+    assert batch["input_ids"].tolist() == [tokenizer.encode_prompt("a b")]
+
+
+def test_a_run_writes_and_exports_as_it_was_trained(begun, text_file, capsys):
+    run, tokenizer = begun
+    assert main(["predict", "--ckpt_path", str(run), '--data.predict_prompts=["a b"]']) == 0
+    (line,) = capsys.readouterr().out.splitlines()[-1:]
+    assert json.loads(line)["text"].startswith("a b")
+    assert main(["export", str(run), "out"]) == 0
+    assert AutoTokenizer.from_pretrained("out")("a b").input_ids == tokenizer.encode_prompt("a b")
+    theirs = AutoModelForCausalLM.from_pretrained("out")
+    prompt = torch.tensor([tokenizer.encode_prompt("a b")])
+    ids = theirs.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None)[0].tolist()
+    capsys.readouterr()
+    for model in ("out", str(run)):
+        options = ["--prompt", "a b", "--max-new-tokens", "8", "--temperature", "0"]
+        assert main(["generate", model, *options]) == 0
+        assert capsys.readouterr().out.removesuffix("\n") == tokenizer.decode(ids[1:])
+    assert main(["import", "out", "--out", "x.ckpt"]) == 0
+    assert "note: each text begins with '<s>' (1)" in capsys.readouterr().out
+    assert load_transformer("x.ckpt")[1] == tokenizer.to_str()
+
+
+def test_a_checkpoint_of_an_earlier_version_was_trained_without(begun):
+    run, tokenizer = begun
+    content = read_checkpoint(run / "checkpoints" / "best.ckpt")
+    del content["lightning_llm"]["boundaries"]
+    write_atomically(content, Path("old.ckpt"))
+    found = tokenizers.Tokenizer(load_transformer("old.ckpt")[1])
+    assert found.begin_of_text is None
+    assert found.encode("a b") == tokenizer.encode("a b")
+
+
+def test_other_beginnings_than_those_of_the_weights_are_told(begun, text_file, tmp_path, capsys):
+    run, _ = begun
+    words = ["--tokenizer", "tokenizer.json", "--begin-of-text", "none", "--out", "other"]
+    assert main(["prepare", str(text_file), *words]) == 0
+    for store, says in (("other", True), ("store", False)):
+        capsys.readouterr()
+        fit(tmp_path, text_file, **{"data.store": store, "data.path": None, "model.init_from": run})
+        told = "texts began with <s> in its training, and begin with no token in the data" in capsys.readouterr().err
+        assert told == says

@@ -42,3 +42,56 @@ def test_shards_cover_every_file_once(count):
     corpus = Corpus(("x",), tuple(TextFile(f"{n}", n * 37 % 11 + 1, lambda: None) for n in range(30)))
     spans = [list(Shard(index, count).spans(corpus)) for index in range(1, count + 1)]
     assert all(sum(shard[n] is not None for shard in spans) == 1 for n in range(30))
+
+
+# ---- shares of the text
+
+
+def shares(tmp_path, texts, **options):
+    """What is said of a store of files with these texts."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text)
+    said = []
+    store = prepare_store(
+        str(folder), tmp_path / "store", tokenizer="byte", end_of_text="none", say=said.append, **options
+    )
+    return store, [line for line in said if line.startswith("warning:")]
+
+
+def by_place(texts):
+    return sorted(texts, key=splits._place)
+
+
+def test_a_split_with_far_more_or_less_of_the_text_than_it_should_have_is_named(tmp_path):
+    small, large = by_place(["a note", "a novel " * 1000])
+    store, warnings = shares(tmp_path, [small, large])
+    share = store.splits["val"].tokens / (store.splits["val"].tokens + store.splits["train"].tokens)
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        f"warning: the val split has {share:.2%} of the tokens instead of about 10%, and the train split has "
+        f"{store.splits['train'].tokens:,} tokens: "
+    )
+    assert "cat FILES | lightning-llm prepare - --out DIR" in warnings[0]
+
+
+def test_a_split_with_its_share_of_the_text_is_not(tmp_path):
+    store, warnings = shares(tmp_path, [f"{number:04} words" for number in range(300)])
+    assert not warnings
+    (tmp_path / "t.txt").write_text("one text " * 100)
+    assert not list(splits.split_warnings(prepare_store(str(tmp_path / "t.txt"), tmp_path / "one", tokenizer="byte")))
+    assert "the test split has 0.00% of the tokens instead of about 20%" in next(splits.split_warnings(store, 0.2))
+
+
+def test_copies_of_one_document_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nothing is left for the train split: all 3 documents have the same first"):
+        shares(tmp_path, ["the same text"] * 3)
+    assert not (tmp_path / "store").exists()
+
+
+def test_copies_stay_together_and_leave_a_text_to_train_on(tmp_path):
+    """All of them have hashes that are up to the usual bound."""
+    first, second = by_place([text for text in map(str, range(200)) if splits._place(text) <= 0.1])[:2]
+    store, _ = shares(tmp_path, [first, second, second])
+    assert (store.splits["val"].documents, store.splits["train"].documents) == (1, 2)

@@ -140,7 +140,7 @@ def world(tmp_path_factory):
         Path("text.txt").write_text(TEXT, encoding="utf-8")
         Path("tiny.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
         Path("small.yaml").write_text(yaml.safe_dump(SMALL), encoding="utf-8")
-        bpe = ["--tokenizer", "bpe", "--vocab-size", "280"]
+        bpe = ["--tokenizer", "bpe", "--vocab-size", "280", "--begin-of-text", "<|endoftext|>"]
         succeed(["prepare", "text.txt", *bpe, "--test-fraction", "0.1", "--out", "stores/s"])
         succeed(["prepare", "text.txt", "--tokenizer", "stores/s/tokenizer.json", "--out", "stores/t"])
         for part in ("1/2", "2/2"):

@@ -29,6 +29,16 @@ LINES = {  # the first of each command ends well as it is
         ["text.txt", "--tokenizer", "byte", "--test-fraction", "0.1", "--out", "made/store"],
         ["text.txt", "--tokenizer", "bpe", "--vocab-size", "270", "--text-key", "text", "--shard", "1/2", "--out", "m"],
         ["--merge", "shards/u"],
+        [
+            "text.txt",
+            "--tokenizer",
+            "stores/s/tokenizer.json",
+            "--begin-of-text=none",
+            "--end-of-text",
+            "a",
+            "--out",
+            "m",
+        ],
     ],
     "tokenizer": [["train", "text.txt", "--vocab-size=270", "--special-token", "<end>", "--out", "made.json"]],
     "data": [

@@ -78,6 +78,16 @@ def test_texts_of_a_batch_are_those_of_each_alone(model):
     assert len(set(map(len, together))) > 1
 
 
+def test_a_prompt_begins_as_texts_did_in_training(model):
+    plain = Tokenizer.train_bpe(["some text"], 270, ["<s>"])
+    tokenizer = plain.with_boundaries("<s>")
+    with mock.patch("lightning_llm.generation.text.Decoder") as decoder:
+        for prompt in ("text", "<s>text", ""):
+            stream_text(model, tokenizer, prompt, max_new_tokens=1)
+    ids = [1, *plain.encode("text")]
+    assert [call.args[1] for call in decoder.call_args_list] == [[ids], [ids], [[1]]]
+
+
 def test_a_prompt_that_is_a_str_is_one_text(model):
     tokenizer = Tokenizer.train_char(["abcdefghijklmnopqrstuvwxyz .,!?"])
 

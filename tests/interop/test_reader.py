@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
+from lightning_llm.__main__ import main
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop import export_model, load_model, read_folder
 from tests.checkpoints.conftest import Code
@@ -193,6 +194,58 @@ def test_harmless_fields_change_nothing_and_are_told_where_they_matter_in_traini
     assert found.notes == ["attention_dropout 0.1 acts in training only and is not imported: architecture.dropout is 0"]
     edit(folder, eos_token_id=7)
     assert "eos_token_id 7 is not imported: here a text ends with '<|endoftext|>' (0)" in read_folder(folder).notes
+
+
+@pytest.fixture
+def bounded(build, tmp_path):
+    """A folder whose tokenizer puts <s> before a text."""
+    tokenizer = Tokenizer.train_bpe(["some text"], 270, ["<s>", "<|im_end|>"]).with_boundaries("<s>")
+    export_model(build("llama"), tokenizer.to_str(), tmp_path / "bounded")
+    return tmp_path / "bounded"
+
+
+def test_the_tokens_around_a_text_are_kept_and_told(bounded):
+    found = read_folder(bounded)
+    assert found.tokenizer == (bounded / "tokenizer.json").read_text()
+    assert found.notes == ["each text begins with '<s>' (1), the bos token of its tokenizer"]
+    edit(bounded, eos_token_id=[2, 0, 5])
+    assert read_folder(bounded).tokenizer == found.tokenizer
+    edit(bounded, eos_token_id=[2, 5])
+    again = read_folder(bounded)
+    assert again.notes[0] == "a text ends with '<|im_end|>' (2), the eos_token_id of config.json"
+    assert (Tokenizer(again.tokenizer).eos_token_id, Tokenizer(again.tokenizer).begin_of_text) == (2, "<s>")
+
+
+@pytest.mark.parametrize(
+    ("settings", "begin"),
+    [
+        ({"add_bos_token": False}, None),
+        ({"add_bos_token": True, "bos_token": "<|im_end|>"}, "<s>"),  # the tokenizer.json says it already
+        ({"bos_token": "<|im_end|>"}, "<s>"),
+        ({"add_bos_token": "yes", "bos_token": 7}, "<s>"),
+    ],
+)
+def test_the_tokenizers_settings_say_whether_a_text_begins_with_a_token(bounded, settings, begin):
+    (bounded / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert Tokenizer(read_folder(bounded).tokenizer).begin_of_text == begin
+
+
+def test_the_suggested_command_prepares_a_text_as_the_model_was_trained(bounded, tmp_path, capsys):
+    assert main(["import", str(bounded), "--out", str(tmp_path / "x.ckpt")]) == 0
+    assert f"prepare TEXT --tokenizer {bounded}/tokenizer.json --out" in capsys.readouterr().out
+    edit(bounded, eos_token_id=2)
+    (bounded / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    assert main(["import", str(bounded), "--out", str(tmp_path / "y.ckpt")]) == 0
+    options = "--begin-of-text none --end-of-text '<|im_end|>'"
+    assert f"prepare TEXT --tokenizer {bounded}/tokenizer.json {options} --out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("named", ["<s>", {"content": "<s>"}])
+def test_the_tokenizers_settings_name_a_token_that_begins_a_text(bounded, named):
+    plain = Tokenizer.from_file(bounded / "tokenizer.json").without_begin()
+    (bounded / "tokenizer.json").write_text(plain.to_str())
+    (bounded / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": named}))
+    assert Tokenizer(read_folder(bounded).tokenizer).begin_of_text == "<s>"
 
 
 def test_gpt2s_own_folder_without_prefix_and_with_masks_is_read(exported):

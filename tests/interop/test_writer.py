@@ -65,6 +65,24 @@ def test_the_tokenizer_goes_along(build, tmp_path, kind):
     assert written["eos_token_id"] == made.eos_token_id
 
 
+@pytest.mark.parametrize("begin", ["none", "<s>"])
+def test_the_tokens_around_a_text_go_along(build, tmp_path, begin):
+    text = "Now is the winter of our discontent"
+    made = Tokenizer.train_bpe([text], 270, ["<s>", "[EOS]"]).with_boundaries(begin, "[EOS]")
+    export_model(build("llama"), made.to_str(), tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    first = [] if begin == "none" else [1]
+    assert theirs.encode(text) == made.encode_prompt(text) == [*first, *made.encode(text)]
+    assert (theirs.bos_token, theirs.eos_token) == ("<s>" if first else None, "[EOS]")
+    for name in ("config.json", "generation_config.json"):
+        written = json.loads((tmp_path / "out" / name).read_text())
+        assert (written["bos_token_id"], written["eos_token_id"]) == (1 if first else None, 2)
+    theirs.save_pretrained(tmp_path / "again")
+    again = Tokenizer.from_file(tmp_path / "again" / "tokenizer.json")
+    assert (again.begin_of_text, again.eos_token_id) == (made.begin_of_text, 2)
+    assert ("each text begins with `<s>` (1)" in (tmp_path / "out" / "README.md").read_text()) == bool(first)
+
+
 def test_a_bias_that_gpt2_has_and_the_model_has_not_is_zero(exported):
     ours, folder = exported("gpt2", attention_bias=False, mlp_bias=False)
     tensors = load_file(folder / "model.safetensors")

@@ -76,7 +76,7 @@ class SampleText(Callback):
         if self._tokenizer is None:
             raise ValueError("SampleText needs a tokenizer, and the data have none: leave it out, or prepare the text")
         with prefixed(f"SampleText.prompt {self.prompt!r}", ValueError):
-            self._prompt_ids = self._tokenizer.encode(self.prompt)
+            self._prompt_ids = self._tokenizer.encode_prompt(self.prompt)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         is_due = step_is_complete(trainer) and trainer.global_step % self.every_n_steps == 0
@@ -97,7 +97,8 @@ class SampleText(Callback):
         except NaNLogits as error:
             raise NonFinite(f"{error}, found by the sample after step {trainer.global_step}") from error
         # a vocabulary may be rounded up: an untrained model draws ids beyond the tokenizer's
-        text = self._tokenizer.decode([number for number in ids[0].tolist() if number < self._tokenizer.vocab_size])
+        known = [number for number in ids[0].tolist() if number < self._tokenizer.vocab_size]
+        text = self._tokenizer.decode(self._tokenizer.without_begin_of(known))
         self._console.print(f"[bold]sample after step {trainer.global_step}[/]\n{escape(text)}\n")
         for writer in tensorboard_writers(trainer):
             writer.add_text(SAMPLES, as_code(text), trainer.global_step)
