@@ -27,6 +27,7 @@ expression makes one row for each of its values, ``if:`` leaves rows out.
 
 import argparse
 import json
+import math
 import re
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from benchmarks import plots
 from lightning_llm.bench.plots import panels
 from lightning_llm.bench.rows import MEASURED, Row, read_rows
 from lightning_llm.io.units import UNITS
+from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, answer, predict
 
 ROOT = Path(__file__).parents[1]
 ROWS, REPORTS = ROOT / "docs" / "benchmarks", ROOT / "docs" / "experiments"
@@ -72,7 +74,15 @@ def _sides(report: dict[str, Any]) -> list[Row]:
     if "ladder" in report:
         outcomes = {name: row for promise in report["promises"] for name, row in promise["variants"].items()}
         return [
-            Row(variant=name, report=report["name"], **outcomes.get(name, {}), **row, shape=None, dtype=None)
+            Row(
+                variant=name,
+                report=report["name"],
+                present=_by_present_method(row, report),
+                **outcomes.get(name, {}),
+                **row,
+                shape=None,
+                dtype=None,
+            )
             for name, row in report["ladder"].items()
         ]
     if "ideas" in report:
@@ -83,6 +93,19 @@ def _sides(report: dict[str, Any]) -> list[Row]:
         Row(variant=name, step=steps.get(name), rates=rates.get(name), **side, shape=None, dtype=None)
         for name, side in sides.items()
     ]
+
+
+def _by_present_method(row: dict[str, Any], report: dict[str, Any]) -> dict[str, Any] | None:
+    """The interval and the answer that the present method gives for a stored ladder; ``None``: it has no target.
+
+    Ladders whose answer is older than the present method have no null variant: the spread is that of their own runs.
+    """
+    if report["target"] is None:
+        return None
+    places = [AtSize(math.log(size["compute"], 4), size["difference"], size["sd"], size["pairs"]) for size in row["sizes"]]
+    predicted = predict(places, SpreadBySize.of(places), math.log(report["target"]["compute"], 4), places[-1].pairs)
+    direction = {"better": -1, "worse": 1}.get(row["sizes"][-1]["direction"], 0)
+    return {"interval": predicted.interval, "answer": answer(predicted.interval, direction, report["delta"])}
 
 
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:

@@ -62,7 +62,7 @@ def main(
         an interrupted run.
     """
     words = reports.begin(sys.argv[1:] if argv is None else argv)
-    command = words[0] if words else ""
+    command, outer_program = words[0] if words else "", interrupts.program
     interrupts.program, interrupts.command = program, command
     if argv is None:  # a process of its own
         interrupts.own_process(command)
@@ -91,6 +91,8 @@ def main(
         status = reports.unexpected(command, failure)
     if argv is None:
         interrupts.settle(status)
+    else:
+        interrupts.program = outer_program  # of the command that this one ran inside of
     return status
 
 

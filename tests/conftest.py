@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_llm.io.trust import TRUSTED
 from tests.docs.shell import WHOLE, Shell
+from tests.patience import HANGS_S
 
 pytest_plugins = ["tests.tiny_run", "tests.figures"]
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -147,7 +148,7 @@ def changed_leaves():
 def _in_group(rank, folder, work, *args):
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=HANGS_S))
     work(rank, *args)
     dist.barrier()  # a process that leaves early takes the connection from the other
     # torch's caches keep groups of sharded models alive; Python's ending may abort at their threads (pytorch#179291)

@@ -15,10 +15,10 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 from nbclient import NotebookClient
 
 from lightning_llm.model.parts import BUILT_IN
+from tests.patience import HANGS_S
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SECONDS_PER_CELL = 300
 ABSOLUTE_PATH = re.compile(
     r"(?<![\w.~/-])(?:/(?:home|root|tmp|usr|opt|var|work|mnt|Users|private)\b|[A-Z]:\\\w|~/\w)\S*"
 )
@@ -276,9 +276,7 @@ def test_runs_with_small_parameters(path, tmp_path):
         "https_proxy": "http://127.0.0.1:9",
         "no_proxy": "127.0.0.1",
     }
-    client = NotebookClient(
-        notebook, km=kernel, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(folder)}}
-    )
+    client = NotebookClient(notebook, km=kernel, timeout=HANGS_S, resources={"metadata": {"path": str(folder)}})
     client.execute(env=environment, cleanup_kc=True)  # else a kernel that was given would be left running
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))

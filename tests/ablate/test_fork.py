@@ -11,6 +11,7 @@ import pytest
 
 from lightning_llm.ablate import fork
 from lightning_llm.ablate.plan import CODE
+from tests.patience import HANGS_S
 
 # A worker: forks the main file with these words, and prints how each copy ended
 WORKER = """
@@ -57,7 +58,7 @@ def run(tmp_path):
         places = [str(tmp_path / name) for name in ("main.py", "log.txt", "there")]
         (tmp_path / "there").mkdir()
         done = subprocess.run(
-            [sys.executable, "-c", WORKER, *places, *words], capture_output=True, text=True, timeout=120, check=True
+            [sys.executable, "-c", WORKER, *places, *words], capture_output=True, text=True, timeout=HANGS_S, check=True
         )
         answer, rest = done.stdout.split("\n", 1)
         _, statuses = json.loads(answer)

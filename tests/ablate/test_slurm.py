@@ -18,9 +18,9 @@ import yaml
 
 from lightning_llm.ablate.results import Replay, load_experiment
 from lightning_llm.ablate.slurm import submit
+from tests.patience import HANGS_S
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
-DEADLINE_S = 240
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}
@@ -64,7 +64,7 @@ def free_port():
 
 
 def until(condition, what):
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + HANGS_S
     while not (found := condition()):
         assert time.monotonic() < deadline, what()
         time.sleep(0.2)

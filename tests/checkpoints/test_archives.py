@@ -18,6 +18,7 @@ from lightning_llm.checkpoints.reading import (
     is_intact,
     read_checkpoint,
 )
+from tests.patience import HANGS_S
 
 
 def tensor_file(pickled, parts=None):
@@ -183,7 +184,7 @@ def test_refusing_takes_no_memory(tmp_path):
     for number, name in enumerate(names):
         (tmp_path / f"{number}.ckpt").write_bytes(HOSTILE[name][0]())
     paths = [str(tmp_path / f"{number}.ckpt") for number in range(len(names))]
-    ended = subprocess.run([sys.executable, "-c", MEMORY, *paths], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", MEMORY, *paths], capture_output=True, text=True, timeout=HANGS_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     scale = 1 if sys.platform == "darwin" else 1024  # bytes there, kibibytes elsewhere
     assert int(ended.stdout.splitlines()[-1]) * scale < 2**29, resource.getpagesize()

@@ -7,6 +7,7 @@ import pytest
 
 from lightning_llm.__main__ import main
 from lightning_llm.cli.commands import COMMANDS, FIRST, OPTIONS, with_page
+from lightning_llm.cli.interrupts import interrupts
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = "lightning_llm.training.callbacks.SampleText"
@@ -83,3 +84,13 @@ def test_the_word_that_stands_first_leads(command, line, page):
 def test_a_line_that_names_a_page_keeps_it(page):
     line = f"relu2: mlp_bias is not supported ({page})"
     assert with_page("ablate", line) == line
+
+
+def test_a_program_gives_the_name_of_the_outer_one_back(capsys):
+    def inner(words):
+        assert interrupts.program == "other"
+        return 0
+
+    before = interrupts.program
+    assert main(["word"], run=inner, program="other") == 0
+    assert interrupts.program == before

@@ -22,8 +22,8 @@ from PIL import Image
 from docs import screenshot
 from lightning_llm.__main__ import main
 from lightning_llm.training.callbacks.dashboard import LAYOUT
+from tests.patience import HANGS_S
 
-PATIENCE = 60  # seconds, for what takes one or two
 CALLBACKS = [
     {"class_path": "lightning_llm.training.callbacks.Dashboard"},
     {
@@ -62,13 +62,13 @@ def dashboard(*words):
 def ask(address, path, body=None):
     headers = {"Content-Type": "application/json"}
     request = Request(address + path, headers=headers, data=None if body is None else json.dumps(body).encode())
-    with urlopen(request, timeout=PATIENCE) as answer:
+    with urlopen(request, timeout=HANGS_S) as answer:
         return json.loads(answer.read())
 
 
 def until(look, is_there):
     """Look again until it is there."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + HANGS_S
     while not is_there(found := look()):
         assert time.monotonic() < deadline, found
     return found
@@ -111,7 +111,7 @@ def test_a_signal_ends_it_and_nothing_is_left(make_events, number, tmp_path):
         with dashboard(str(make_events), "--port", "0") as (process, _, _):
             assert list(temporary.glob("lightning-llm-dashboard-*/*/*"))
             process.send_signal(number)
-            assert process.wait(PATIENCE) == 0
+            assert process.wait(HANGS_S) == 0
             assert "Traceback" not in process.stderr.read()
         assert not list(temporary.glob("lightning-llm-dashboard-*"))
     finally:
@@ -153,7 +153,7 @@ def test_a_run_of_a_stranger_stays_in_the_folder(make_events, tmp_path, monkeypa
         run = quote(next(tag for tag in tags if tag != name))
         for path in (f"metadata?run={run}&name=a", f"tensor?run={run}&name=a", "runs", f"info?run={run}"):
             with pytest.raises(HTTPError, match="404"):
-                urlopen(f"{address}data/plugin/projector/{path}", timeout=PATIENCE)
+                urlopen(f"{address}data/plugin/projector/{path}", timeout=HANGS_S)
 
 
 def other_addresses():
@@ -181,7 +181,7 @@ def test_it_answers_only_requests_that_name_this_machine(make_events):
         port = int(re.search(r":(\d+)/", address)[1])
 
         def status(host, path="/data/runs"):
-            connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            connection = HTTPConnection("127.0.0.1", port, timeout=HANGS_S)
             connection.putrequest("GET", path, skip_host=True)
             if host is not None:
                 connection.putheader("Host", host)

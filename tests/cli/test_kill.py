@@ -17,9 +17,10 @@ from lightning_llm.__main__ import SPINS
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.runs.directory import step_files
 from tests.docs.shell import KILLED, PROCESS_ID, WHOLE, Shell
+from tests.patience import HANGS_S
 from tests.tiny_run import curves
 
-STEPS, DEADLINE_S = 64, 240
+STEPS = 64
 OPENMP = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SAVING = "{every_n_steps: 1, asynchronous: false}"
 
@@ -73,7 +74,7 @@ def names(folder):
 
 def kill_when(process, run, folder, before, moment, delay_s):
     """Kills once ``moment`` holds of the new names in ``folder`` and a delay has passed; False if it ended first."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + HANGS_S
     while process.poll() is None:
         assert time.monotonic() < deadline, "no progress"
         if moment(names(folder) - before):
@@ -168,11 +169,11 @@ def test_one_process_goes_on_as_two_and_sigterm_ends_both(start, tmp_path, text_
     two = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.micro_batch_size=2")
     process = start(tmp_path, "--ckpt_path=last", *two)
     seen = names(run / "checkpoints")
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + HANGS_S
     while process.poll() is None and len(names(run / "checkpoints") - seen) < 3:
         assert time.monotonic() < deadline, "no progress"
     send(signal.SIGTERM, tmp_path)  # the first process alone: both must stop after the same step
-    assert process.wait(timeout=DEADLINE_S) == 143, (tmp_path / "out.txt").read_text()
+    assert process.wait(timeout=HANGS_S) == 143, (tmp_path / "out.txt").read_text()
     assert start(tmp_path, "--ckpt_path=last", "--data.num_workers=1").wait() == 0
     said = (tmp_path / "out.txt").read_text()
     assert "trainer.devices: auto -> 2" in said

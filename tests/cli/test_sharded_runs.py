@@ -13,6 +13,7 @@ import torch
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.reading import read_checkpoint
 from tests.docs.shell import Shell
+from tests.patience import HANGS_S
 from tests.tiny_run import curves
 
 CONFIG = """
@@ -69,7 +70,7 @@ def command(folder, word, *words, status=0):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS_S,
     )
     assert done.returncode == status, done.stderr
     assert "Warning" not in done.stderr

@@ -16,6 +16,7 @@ import torch
 
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.runs.directory import step_files, step_of
+from tests.patience import HANGS_S
 
 TIMEOUT = 10  # seconds until a process gives the others up
 STRATEGY = {
@@ -238,7 +239,7 @@ def test_a_process_that_runs_something_else_is_named(job_words, quick_processes,
         ranks = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": str(rank)}  # each a host
         more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", **ranks, **quick_processes.environment)
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate(timeout=300)[1] for process in launched]
+    errors = [process.communicate(timeout=HANGS_S)[1] for process in launched]
     assert [process.returncode for process in launched] == [2, 2], errors
     assert "lightning-llm fit: error: the processes differ: process 1 on " in errors[0]
     assert named in errors[0]
@@ -255,7 +256,7 @@ def test_what_only_the_second_process_finds_is_printed_by_it(job_words, quick_pr
         more = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29519", **ranks, **quick_processes.environment)
         command = [quick_processes.python, "-m", "lightning_llm", "fit", *given]
         launched.append(subprocess.Popen(command, env=more, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate(timeout=300)[1] for process in launched]
+    errors = [process.communicate(timeout=HANGS_S)[1] for process in launched]
     assert all(process.returncode for process in launched), errors
     (line,) = (line for line in errors[1].splitlines() if "lightning-llm fit: " in line)
     assert line.startswith("process 1: lightning-llm fit: error: ")
@@ -272,7 +273,7 @@ def test_a_first_process_that_never_comes_is_waited_for_within_bounds(job_words,
         env=environment(MASTER_ADDR="127.0.0.1", MASTER_PORT="29518", **ranks, **quick_processes.environment),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS_S,
     )
     assert done.returncode == 1, done.stderr
     assert "process 1 on " in done.stderr

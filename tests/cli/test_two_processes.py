@@ -7,13 +7,15 @@ import subprocess
 
 import pytest
 
+from tests.patience import HANGS_S
+
 SCORED = re.compile(r"^(\w+) +([\d.]+)$", re.MULTILINE)
 
 
 def validate(shell, run, *words):
     command = [shell.python, "-m", "lightning_llm", "validate", "--ckpt_path", run, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **shell.environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     return {name: float(value) for name, value in SCORED.findall(done.stdout)}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.docs.scaled import scaled
+from tests.patience import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "LIGHTNING_LLM_DOCS_SERVER"
@@ -26,7 +27,6 @@ PROCESS_ID = "LIGHTNING_LLM_PROCESS_ID"  # the file that a command writes its pr
 KILLED = 70  # the status of a client whose command has ended without one
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 SMALL, WHOLE = "small", "whole"
-LIMIT_S = 600  # for one page
 CLIENT = f"""#!{sys.executable} -IS
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -87,7 +87,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=LIMIT_S,
+            timeout=HANGS_S,
         )
 
     def close(self) -> None:

@@ -205,7 +205,10 @@ def test_check_says_who_sets_the_initial_values_of_custom_parts(flags, tmp_path,
 
 @pytest.mark.parametrize(
     ("part", "says"),
-    [("NewMemory", "sets map to other values each time"), ("DeclaresText", "residual_outputs must be a tuple of paths")],
+    [
+        ("NewMemory", "sets map to other values each time"),
+        ("DeclaresText", "residual_outputs must be a tuple of paths"),
+    ],
 )
 def test_a_custom_part_without_known_initial_values_is_found(refused, part, says):
     line = refused("check", **{"model.architecture.mlp": f"{PARTS}.{part}"})
