@@ -102,7 +102,9 @@ def _by_present_method(row: dict[str, Any], report: dict[str, Any]) -> dict[str,
     """
     if report["target"] is None:
         return None
-    places = [AtSize(math.log(size["compute"], 4), size["difference"], size["sd"], size["pairs"]) for size in row["sizes"]]
+    places = [
+        AtSize(math.log(size["compute"], 4), size["difference"], size["sd"], size["pairs"]) for size in row["sizes"]
+    ]
     predicted = predict(places, SpreadBySize.of(places), math.log(report["target"]["compute"], 4), places[-1].pairs)
     direction = {"better": -1, "worse": 1}.get(row["sizes"][-1]["direction"], 0)
     return {"interval": predicted.interval, "answer": answer(predicted.interval, direction, report["delta"])}

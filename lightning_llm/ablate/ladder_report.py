@@ -23,7 +23,8 @@ from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, S
 
 DIRECTIONS = {BETTER: -1, WORSE: 1}
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
-_SHOWN = ("difference", "interval", "pairs", "sd", "verdict", "direction", "sentence")  # of a variant at a size
+_OF_NULL = ("difference", "sd", "pairs", "by_seed")  # from which, and from the variants' losses, all else follows
+_SHOWN = (*_OF_NULL, "interval", "verdict", "direction", "sentence")  # of a variant at a size
 _POINTS = 40  # between the largest size and the furthest target
 
 
@@ -164,7 +165,9 @@ def _x(compute: float) -> float:
 
 
 def _base(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: report["baseline"][field] for field in ("mean", "steps", "parameters")}
+    null = report["aa"]["null"]
+    of_null = None if null is None else {field: null[field] for field in _OF_NULL}
+    return {**{field: report["baseline"][field] for field in ("mean", "steps", "parameters")}, "null": of_null}
 
 
 def _rows(name: str, sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 
 from lightning_llm.ablate.ladder import PROMISES, promise_of, read_ladder, store_promise
@@ -20,6 +21,12 @@ from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, predict
 from tests.ablate.conftest import COMPUTES, frozen, train_size, work
+
+
+def differences_of(row):
+    """Mean, standard deviation and number of the differences, from the losses of each seed."""
+    differences = [pair["variant"] - pair["baseline"] for pair in row["by_seed"]]
+    return {"mean": np.mean(differences), "sd": np.std(differences, ddof=1), "pairs": len(differences)}
 
 
 def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
@@ -46,6 +53,13 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
     assert found["interval"] == pytest.approx(list(expected.interval))
     assert found["prediction_interval"] == pytest.approx(list(expected.prediction_interval))
     assert found["shown_up_to"] == pytest.approx(4.0**14)  # as far as anything is predicted
+    nulls = [
+        AtSize(math.log(COMPUTES[size], 4), **differences_of(each["null"])) for size, each in report["sizes"].items()
+    ]
+    stored = [AtSize(math.log(row["compute"], 4), **differences_of(row)) for row in rows]
+    for one, other in zip([*stored, *nulls], [*own, *every[3::4]], strict=True):  # the losses give the numbers again
+        assert (one.pairs, one.mean) == (other.pairs, pytest.approx(other.mean))
+        assert one.sd == pytest.approx(other.sd, abs=1e-12)
     lines = lines_of(report)
     assert lines[0].startswith("same at 200k (6.7e+07 FLOPs): holds: the direction is that at the largest size; ")
     assert "gone at 200k (6.7e+07 FLOPs): fades: the difference is smaller than 0.01; " in lines[1]
