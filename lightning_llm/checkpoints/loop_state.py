@@ -104,7 +104,8 @@ def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
     """Make a resumed run validate first, or not, before its next step.
 
     Lightning takes a validation that had not begun for done, and finishes one that had begun without its first batches.
-    Marked as just begun, it starts over.
+    Marked as just begun, it starts over. Lightning's own counts of validation batches do not matter then: after such a
+    start, their total stays one ahead until the epoch ends.
     """
     progress = checkpoint["loops"][FIT_LOOP][VALIDATION]
     for scope in ("total", "current"):
@@ -113,10 +114,14 @@ def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
 
 
 def loop_problems(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
-    """Counters that contradict each other or ``global_step``: Lightning takes the step from the counters."""
-    for name, counts in _counts(loops, "loops"):
+    """Counters from which no run can resume: they contradict each other or ``global_step``.
+
+    Lightning takes the step from the counters. Those of validation do not count: see :func:`set_validation_due`.
+    """
+    for name, counts in _counts(loops[FIT_LOOP], f"loops.{FIT_LOOP}"):
         order = [counts[counter] for counter in ("ready", "started", "processed", "completed") if counter in counts]
-        if order != sorted(order, reverse=True) or order[0] > order[-1] + 1:
+        is_consistent = order == sorted(order, reverse=True) and order[0] <= order[-1] + 1
+        if not is_consistent and not name.startswith(f"loops.{FIT_LOOP}.{VALIDATION}."):
             yield f"{name} counts {', '.join(f'{counter} {count}' for counter, count in counts.items())}"
     steps = [progress["total"]["completed"] for progress in _step_counts(loops[FIT_LOOP])]
     if global_step is not None and global_step not in steps:

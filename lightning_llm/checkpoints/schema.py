@@ -174,19 +174,22 @@ def check_content(
     Args:
         content: Of a checkpoint.
         path: Its path, for the message.
-        needs: Required fields: ``WEIGHTS``, ``LIGHTNING``, ``RESUME``, ``PLAIN_LOOP``.
+        needs: Required fields: ``WEIGHTS``, ``LIGHTNING``, ``RESUME``, ``PLAIN_LOOP``. What the counters of Lightning's
+            loops say matters for ``RESUME`` alone.
         of_tensors: False for an outline: fields that hold tensors, and slow checks, are left out.
 
     Raises:
         ValueError: One line with the problems.
     """
-    checked = content if of_tensors else {name: content[name] for name in content.keys() - TENSORS.keys()}
+    unread = {*(() if of_tensors else TENSORS), *(() if VERSION in needs else ("loops",))}  # only Lightning reads loops
+    checked = {name: value for name, value in content.items() if name not in unread}
     refuse(open_record({}, {**CHECKPOINT, **TENSORS})(checked, ""), f"checkpoint {path}")
     present = {*content, *(f"hyper_parameters.{name}" for name in content.get("hyper_parameters", ()))}
     if missing := [name for name in needs if name not in present]:
         writer = "save_checkpoint" if needs == PLAIN_LOOP else "lightning-llm fit"
         raise ValueError(f"checkpoint {path} was not written by {writer}: it lacks {', '.join(missing)}")
-    refuse(_contradictions(content, of_tensors), f"checkpoint {path}")
+    of_loops = loop_problems(content["loops"], content["global_step"]) if "loops" in needs else ()
+    refuse([*of_loops, *_contradictions(content, of_tensors)], f"checkpoint {path}")
 
 
 def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[str]:
@@ -197,8 +200,6 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
     if ours.get("format_version", 1) > FORMAT_VERSION:
         yield f"it has format {ours['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
     config = yield from _architecture_problems(content, of_tensors)
-    if "loops" in content:
-        yield from loop_problems(content["loops"], step)
     if of_tensors:
         yield from _callback_problems(content.get("callbacks", {}), step or 0)
         yield from _tokenizer_problems(ours.get("tokenizer"), config)
