@@ -21,6 +21,7 @@ STEPS = 12
 MODEL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 8}
 DATA = {"tokenizer": "byte", "context_length": 8, "global_batch_size": 4, "micro_batch_size": 2}
 LAYOUTS = {
+    "by steps": {"max_steps": STEPS, "val_check_interval": 4},
     # validations after steps 4, 8 and 12, two micro-batches per step; epochs end after steps 6 and 12
     "within an epoch": {"max_epochs": 2, "limit_train_batches": 12, "val_check_interval": 4},
     # validations at the ends of three epochs
