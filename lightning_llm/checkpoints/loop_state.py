@@ -78,11 +78,12 @@ def is_log_step(trainer: "Trainer") -> bool:
 def begin_next_epoch(trainer: "Trainer") -> None:
     """In a run resumed from the last batch of an epoch, make the next batch begin an epoch.
 
-    Lightning counts the epoch as finished then, but not the next one as begun: a run that is saved within it and resumed
-    again would start it over, and train more steps than it was asked to. Call it in ``on_train_start``.
+    Lightning counts the epoch as finished then, but not the next one as begun: a run that is saved within that one and
+    resumed again would start it over, and train more steps than it was asked to. Call it in ``on_train_start``.
     """
     loop = trainer.fit_loop
-    if loop.restarted_mid_epoch and loop.epoch_progress.current.processed == loop.epoch_progress.current.ready:
+    epochs: Any = loop.epoch_progress.current
+    if loop.restarted_mid_epoch and epochs.processed == epochs.ready:
         loop.reset_restart_stage()
 
 

@@ -94,43 +94,50 @@ def plain(content):
     return str(content.tolist()) if isinstance(content, torch.Tensor) else str(content)
 
 
-@pytest.fixture(params=LAYOUTS)
-def runs(request, tmp_path, monkeypatch, text_file):
-    """The runs of one layout, and the uninterrupted one's boundaries and weights."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.signal(signal.SIGTERM, killed)
-    (tmp_path / "runs").mkdir()
-    short = tmp_path / "text.txt"
-    short.write_text(text_file.read_text()[:3000])
-    yield Runs(tmp_path / "runs", short, LAYOUTS[request.param])
-    signal.signal(signal.SIGTERM, before)
+@pytest.fixture(scope="module", params=LAYOUTS)
+def runs_of_layout(request, tmp_path_factory, text_file):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text(text_file.read_text()[:3000])
+    return Runs(folder, folder / "text.txt", LAYOUTS[request.param])
 
 
-def assert_as_uninterrupted(runs, signals):
-    """With signals at these boundaries of a start and of its resumes, the run ends as without them."""
-    _, _, expected = runs.go(None)
+@pytest.fixture
+def runs(runs_of_layout, monkeypatch, default_signals):
+    """The runs of one layout, each once in all tests."""
+    monkeypatch.chdir(runs_of_layout.folder)
+    signal.signal(signal.SIGTERM, killed)
+    return runs_of_layout
+
+
+def interrupted(runs, checkpoint, at):
+    """The checkpoint after a signal there, from which the run must end as without signals; and what boundaries follow.
+
+    ``checkpoint`` ``None``: the start of the run.
+    """
+    checkpoint, _, _ = runs.go(checkpoint, at)
+    _, following, weights = runs.go(checkpoint)
+    assert_same_weights(runs.go(None)[2], weights)
+    return checkpoint, following
+
+
+# boundaries 0 and 1 are of the sanity check, 2 to 9 of four steps, 10 to 13 of a validation, 17 is the sixth step's end
+@pytest.mark.parametrize("signals", [(0,), (3, 1), (9, 1, 0), (10, 1, 1), (11, 2, 1), (13, 0), (17, 1, 1), (37,)])
+def test_after_up_to_three_signals_a_run_ends_as_without(runs, signals):
     checkpoint = None
     for at in signals:
-        checkpoint, seen, _ = runs.go(checkpoint, at)
-        if seen <= at:  # the run ended before
-            return
-    _, _, weights = runs.go(checkpoint)
-    assert_same_weights(expected, weights)
-
-
-@pytest.mark.usefixtures("default_signals")
-def test_after_a_signal_at_any_boundary_and_one_in_the_validation_that_follows_a_run_ends_as_without(runs):
-    _, boundaries, _ = runs.go(None)
-    for at in range(boundaries):
-        assert_as_uninterrupted(runs, [at])
-        assert_as_uninterrupted(runs, [at, 1])  # where a validation was interrupted, the second batch of its repetition
+        checkpoint, _ = interrupted(runs, checkpoint, at)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("default_signals")
 def test_after_any_two_signals_and_200_triples_a_run_ends_as_without(runs):
-    _, boundaries, _ = runs.go(None)
-    pairs = itertools.product(range(boundaries), repeat=2)
-    triples = random.Random(0).sample(list(itertools.product(range(boundaries), repeat=3)), 200)
-    for signals in itertools.chain(pairs, triples):
-        assert_as_uninterrupted(runs, signals)
+    boundaries = runs.go(None)[1]
+    for at in range(boundaries):
+        checkpoint, following = interrupted(runs, None, at)
+        for again in range(following):
+            interrupted(runs, checkpoint, again)
+    draw = random.Random(0)
+    for _ in range(200):
+        checkpoint, following = None, boundaries
+        for _ in range(3):
+            if following:
+                checkpoint, following = interrupted(runs, checkpoint, draw.randrange(following))
