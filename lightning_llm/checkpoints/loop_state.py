@@ -90,7 +90,9 @@ def begin_next_epoch(trainer: "Trainer") -> None:
 # ---- of a checkpoint
 
 
-def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) -> None:
+def rescale_batch_progress(
+    checkpoint: dict[str, Any], new_accumulation: int, saved_accumulation: int | None = None
+) -> None:
     """Rewrite Lightning's counts of micro-batches in a checkpoint for another number of them per optimizer step.
 
     Without it, a run resumed with twice as many would take its next step after half of them. A checkpoint does not hold
@@ -100,6 +102,8 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
     Args:
         checkpoint: As Lightning loaded it; changed in place.
         new_accumulation: Micro-batches per optimizer step from now on.
+        saved_accumulation: Those of the run that saved it. If it is the same number, the count stays exact after epochs
+            whose last step had fewer; otherwise each step counts as whole.
     """
     loop = checkpoint["loops"][FIT_LOOP]
     steps = max(_step_counts(loop), key=lambda progress: int(progress["total"]["completed"]))
@@ -107,8 +111,11 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
     counts = progress["current"]
     # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
     at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
-    for scope in ("total", "current"):
-        batches = steps[scope]["completed"] * new_accumulation
+    in_steps = {scope: steps[scope]["completed"] * new_accumulation for scope in ("total", "current")}
+    if saved_accumulation == new_accumulation:
+        unfinished = max(0, counts["ready"] - in_steps["current"])
+        in_steps = {scope: progress[scope]["ready"] - unfinished for scope in in_steps}
+    for scope, batches in in_steps.items():
         progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
 
 

@@ -22,6 +22,7 @@ from lightning_llm.model.parts import option_of
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
 EXECUTION = "execution"  # in that part: see training.environment
+ACCUMULATION = "accumulation"  # in that part: micro-batches per optimizer step
 FORMAT_VERSION = 1
 VERSION = "pytorch-lightning_version"
 ARCHITECTURE = "hyper_parameters.architecture"
@@ -142,7 +143,10 @@ PRECISION_NAMES = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transfo
 # a run with precision auto takes it over
 OF_EXECUTION = {"precision": one_of(*PRECISION_NAMES.split()), "threads": AT_LEAST_1, "device": TEXT, "tf32": BOOL}
 OF_EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
-OWN = open_record({"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)}, {EXECUTION: open_record({}, OF_EXECUTION)})
+OWN = open_record(
+    {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)},
+    {EXECUTION: open_record({}, OF_EXECUTION), ACCUMULATION: AT_LEAST_1},
+)
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
     VERSION: TEXT,
