@@ -75,10 +75,24 @@ def is_log_step(trainer: "Trainer") -> bool:
     return every > 0 and trainer.global_step % every == 0
 
 
+def begin_next_epoch(trainer: "Trainer") -> None:
+    """In a run resumed from the last batch of an epoch, make the next batch begin an epoch.
+
+    Lightning counts the epoch as finished then, but not the next one as begun: a run that is saved within that one and
+    resumed again would start it over, and train more steps than it was asked to. Call it in ``on_train_start``.
+    """
+    loop = trainer.fit_loop
+    epochs: Any = loop.epoch_progress.current
+    if loop.restarted_mid_epoch and epochs.processed == epochs.ready:
+        loop.reset_restart_stage()
+
+
 # ---- of a checkpoint
 
 
-def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) -> None:
+def rescale_batch_progress(
+    checkpoint: dict[str, Any], new_accumulation: int, saved_accumulation: int | None = None
+) -> None:
     """Rewrite Lightning's counts of micro-batches in a checkpoint for another number of them per optimizer step.
 
     Without it, a run resumed with twice as many would take its next step after half of them. A checkpoint does not hold
@@ -88,6 +102,8 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
     Args:
         checkpoint: As Lightning loaded it; changed in place.
         new_accumulation: Micro-batches per optimizer step from now on.
+        saved_accumulation: Those of the run that saved it. If it is the same number, the count stays exact after epochs
+            whose last step had fewer; otherwise each step counts as whole.
     """
     loop = checkpoint["loops"][FIT_LOOP]
     steps = max(_step_counts(loop), key=lambda progress: int(progress["total"]["completed"]))
@@ -95,8 +111,11 @@ def rescale_batch_progress(checkpoint: dict[str, Any], new_accumulation: int) ->
     counts = progress["current"]
     # Lightning tells by `completed` lagging behind that the checkpoint was written at the end of a batch.
     at_end = counts["ready"] == counts["processed"] == counts["completed"] + 1
-    for scope in ("total", "current"):
-        batches = steps[scope]["completed"] * new_accumulation
+    in_steps = {scope: steps[scope]["completed"] * new_accumulation for scope in ("total", "current")}
+    if saved_accumulation == new_accumulation:
+        unfinished = max(0, counts["ready"] - in_steps["current"])
+        in_steps = {scope: progress[scope]["ready"] - unfinished for scope in in_steps}
+    for scope, batches in in_steps.items():
         progress[scope].update(ready=batches, started=batches, processed=batches, completed=batches - at_end)
 
 
@@ -104,7 +123,8 @@ def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
     """Make a resumed run validate first, or not, before its next step.
 
     Lightning takes a validation that had not begun for done, and finishes one that had begun without its first batches.
-    Marked as just begun, it starts over.
+    Marked as just begun, it starts over. Lightning's own counts of validation batches do not matter then: after such a
+    start, their total stays one ahead until the epoch ends.
     """
     progress = checkpoint["loops"][FIT_LOOP][VALIDATION]
     for scope in ("total", "current"):
@@ -113,10 +133,14 @@ def set_validation_due(checkpoint: dict[str, Any], is_due: bool) -> None:
 
 
 def loop_problems(loops: Mapping[str, Any], global_step: int | None) -> Iterator[str]:
-    """Counters that contradict each other or ``global_step``: Lightning takes the step from the counters."""
-    for name, counts in _counts(loops, "loops"):
+    """Counters from which no run can resume: they contradict each other or ``global_step``.
+
+    Lightning takes the step from the counters. Those of validation do not count: see :func:`set_validation_due`.
+    """
+    for name, counts in _counts(loops[FIT_LOOP], f"loops.{FIT_LOOP}"):
         order = [counts[counter] for counter in ("ready", "started", "processed", "completed") if counter in counts]
-        if order != sorted(order, reverse=True) or order[0] > order[-1] + 1:
+        is_consistent = order == sorted(order, reverse=True) and order[0] <= order[-1] + 1
+        if not is_consistent and not name.startswith(f"loops.{FIT_LOOP}.{VALIDATION}."):
             yield f"{name} counts {', '.join(f'{counter} {count}' for counter, count in counts.items())}"
     steps = [progress["total"]["completed"] for progress in _step_counts(loops[FIT_LOOP])]
     if global_step is not None and global_step not in steps:

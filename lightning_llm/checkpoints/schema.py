@@ -22,6 +22,7 @@ from lightning_llm.model.parts import option_of
 
 FORMAT = "lightning_llm"  # the key of a checkpoint's own part
 EXECUTION = "execution"  # in that part: see training.environment
+ACCUMULATION = "accumulation"  # in that part: micro-batches per optimizer step
 FORMAT_VERSION = 1
 BOUNDARIES = "boundaries"  # in that part: whether the model was trained with what its tokenizer puts before a text
 VERSION = "pytorch-lightning_version"
@@ -145,7 +146,7 @@ OF_EXECUTION = {"precision": one_of(*PRECISION_NAMES.split()), "threads": AT_LEA
 OF_EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
 OWN = open_record(
     {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)},
-    {EXECUTION: open_record({}, OF_EXECUTION), BOUNDARIES: BOOL},
+    {EXECUTION: open_record({}, OF_EXECUTION), BOUNDARIES: BOOL, ACCUMULATION: AT_LEAST_1},
 )
 CHECKPOINT = {
     **dict.fromkeys(("epoch", "global_step", "iteration"), COUNT),
@@ -178,19 +179,22 @@ def check_content(
     Args:
         content: Of a checkpoint.
         path: Its path, for the message.
-        needs: Required fields: ``WEIGHTS``, ``LIGHTNING``, ``RESUME``, ``PLAIN_LOOP``.
+        needs: Required fields: ``WEIGHTS``, ``LIGHTNING``, ``RESUME``, ``PLAIN_LOOP``. What the counters of Lightning's
+            loops say matters for ``RESUME`` alone.
         of_tensors: False for an outline: fields that hold tensors, and slow checks, are left out.
 
     Raises:
         ValueError: One line with the problems.
     """
-    checked = content if of_tensors else {name: content[name] for name in content.keys() - TENSORS.keys()}
+    unread = {*(() if of_tensors else TENSORS), *(() if VERSION in needs else ("loops",))}  # only Lightning reads loops
+    checked = {name: value for name, value in content.items() if name not in unread}
     refuse(open_record({}, {**CHECKPOINT, **TENSORS})(checked, ""), f"checkpoint {path}")
     present = {*content, *(f"hyper_parameters.{name}" for name in content.get("hyper_parameters", ()))}
     if missing := [name for name in needs if name not in present]:
         writer = "save_checkpoint" if needs == PLAIN_LOOP else "lightning-llm fit"
         raise ValueError(f"checkpoint {path} was not written by {writer}: it lacks {', '.join(missing)}")
-    refuse(_contradictions(content, of_tensors), f"checkpoint {path}")
+    of_loops = loop_problems(content["loops"], content["global_step"]) if "loops" in needs else ()
+    refuse([*of_loops, *_contradictions(content, of_tensors)], f"checkpoint {path}")
 
 
 def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[str]:
@@ -201,8 +205,6 @@ def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[st
     if ours.get("format_version", 1) > FORMAT_VERSION:
         yield f"it has format {ours['format_version']}, this version reads up to {FORMAT_VERSION}: upgrade"
     config = yield from _architecture_problems(content, of_tensors)
-    if "loops" in content:
-        yield from loop_problems(content["loops"], step)
     if of_tensors:
         yield from _callback_problems(content.get("callbacks", {}), step or 0)
         yield from _tokenizer_problems(ours.get("tokenizer"), config)

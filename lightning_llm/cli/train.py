@@ -27,7 +27,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
-from lightning_llm.checkpoints.reading import check_run_checkpoint, read_outline
+from lightning_llm.checkpoints.reading import read_outline
 from lightning_llm.checkpoints.schema import EXECUTION, LIGHTNING
 from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, size
 from lightning_llm.cli.commands import help_of
@@ -42,7 +42,7 @@ from lightning_llm.io.options import raise_all
 from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.runs.directory import CONFIG, JOB, MEMORY_PLAN
-from lightning_llm.runs.find import find_checkpoint, run_of, step_in
+from lightning_llm.runs.find import check_resumable, find_checkpoint, run_of, step_in
 from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
@@ -177,7 +177,7 @@ class TrainingCLI(LightningCLI):
             read_outline(self.checkpoint, LIGHTNING)
             return {}
         is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
-        return dict(check_run_checkpoint(self.checkpoint, is_described=is_described).get(EXECUTION, {}))
+        return dict(check_resumable(self.checkpoint, is_described=is_described).get(EXECUTION, {}))
 
     def _check_init_from(self) -> None:
         """Refuse code in the source of the initial weights, which a resumed run does not read."""

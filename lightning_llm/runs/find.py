@@ -220,6 +220,24 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
     raise ValueError(f"each of {len(names)} tried checkpoints of {run} is truncated or damaged: {', '.join(names)}")
 
 
+def check_resumable(checkpoint: Path, *, is_described: bool = True) -> dict[str, Any]:
+    """As ``checkpoints.reading.check_run_checkpoint``; the error names the newest of the run that can be resumed."""
+    from lightning_llm.checkpoints.reading import check_run_checkpoint, in_time
+
+    try:
+        return check_run_checkpoint(checkpoint, is_described=is_described)
+    except ValueError as error:
+        problem = error
+    others = _newest_first(checkpoint.parent.parent) if checkpoint.parent.name == CHECKPOINTS else []
+    for other in in_time(path for path in others if path != checkpoint):
+        try:
+            check_run_checkpoint(other, is_described=is_described)
+        except ValueError:
+            continue
+        raise ValueError(f"{problem}; the newest that can be resumed: --ckpt_path {other}") from problem
+    raise problem
+
+
 def step_in(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint was written at: from its name, else from its content."""
     from lightning_llm.checkpoints.reading import read_outline

@@ -15,7 +15,7 @@ from lightning_llm.checkpoints.compatibility import check_loading
 from lightning_llm.checkpoints.loop_state import rescale_batch_progress
 from lightning_llm.checkpoints.reading import only_checkpoints
 from lightning_llm.checkpoints.recipes import optimizer_recipe, restored_optimizer, restored_schedule, schedule_recipe
-from lightning_llm.checkpoints.schema import EXECUTION, FORMAT, own_part
+from lightning_llm.checkpoints.schema import ACCUMULATION, EXECUTION, FORMAT, own_part
 from lightning_llm.data.batches import Batch
 from lightning_llm.data.datamodule import tokenizer_of
 from lightning_llm.generation import generate
@@ -309,12 +309,14 @@ class LanguageModel(LightningModule):
         """Add the tokenizer: a checkpoint alone is enough to generate text."""
         tokenizer = tokenizer_of(getattr(self._trainer, "datamodule", None))
         content = own_part(None if tokenizer is None else tokenizer.to_str())
-        checkpoint[FORMAT] = {**content, EXECUTION: environment_of(self.trainer)}
+        of_run = {EXECUTION: environment_of(self.trainer), ACCUMULATION: self.trainer.accumulate_grad_batches}
+        checkpoint[FORMAT] = {**content, **of_run}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint fits, and convert Lightning's counts of micro-batches to this run's size."""
         check_loading(checkpoint, self)
         self._has_loaded = True
         if self._trainer is not None and self.trainer.state.fn == "fit":
-            rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches)
-            print_changes(checkpoint[FORMAT].get(EXECUTION, {}), self.trainer)
+            ours = checkpoint[FORMAT]
+            rescale_batch_progress(checkpoint, self.trainer.accumulate_grad_batches, ours.get(ACCUMULATION))
+            print_changes(ours.get(EXECUTION, {}), self.trainer)

@@ -182,6 +182,27 @@ def test_an_edit_is_one_line(content, tmp_path, place, new, says):
     assert len(str(refusal.value)) < 1000
 
 
+COUNTERS = {"ready": 58, "started": 58, "processed": 56, "completed": 56}
+OF_VALIDATION = ("loops", "fit_loop", "epoch_loop.val_loop.batch_progress", "total")
+
+
+def test_what_lightnings_loops_count_matters_to_a_resumed_run_alone(content, tmp_path):
+    path = tmp_path / "x.ckpt"
+    torch.save(edited(content, (*EPOCH, "total"), COUNTERS), path)
+    with pytest.raises(ValueError, match=r"batch_progress\.total counts ready 58"):
+        check_run_checkpoint(path)
+    load_transformer(path)
+    LanguageModel.load_from_checkpoint(path)
+    read_checkpoint(path)
+    torch.save(edited(content, ("loops",), 3), path)
+    load_transformer(path)
+
+
+def test_a_run_resumes_whatever_the_counters_of_validation_are(content, tmp_path):
+    torch.save(edited(content, OF_VALIDATION, COUNTERS), tmp_path / "x.ckpt")
+    check_run_checkpoint(tmp_path / "x.ckpt")
+
+
 def places(part, place=()):
     if place:
         yield place

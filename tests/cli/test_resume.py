@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.train import cli_main
 from lightning_llm.runs.directory import step_files
@@ -51,6 +52,18 @@ def killed_after(monkeypatch, tiny, step, **changes):
 
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_where_the_newest_cannot_be_resumed_the_message_names_the_newest_that_can(tiny, error_line):
+    tiny("fit", **{"trainer.callbacks": [{**OFTEN[0], "init_args": {"every_n_steps": 1, "keep_last": 4}}]})
+    for step in (5, 6):
+        content = read_checkpoint(path := FOLDER / f"step-{step:08d}.ckpt")
+        content["loops"]["fit_loop"]["epoch_progress"]["total"]["ready"] = 9
+        path.unlink()  # the best may be the same file
+        write_atomically(content, path)
+    with pytest.raises(SystemExit, match="2"):
+        tiny("fit", "--ckpt_path=last")
+    assert f"the newest that can be resumed: --ckpt_path {FOLDER}/step-00000004.ckpt" in error_line()
 
 
 def test_the_command_says_where_it_goes_on_from(tiny, capsys):

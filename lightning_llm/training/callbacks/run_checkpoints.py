@@ -16,7 +16,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from lightning_llm.checkpoints.loop_state import set_validation_due, step_is_complete, validation_follows
+from lightning_llm.checkpoints.loop_state import (
+    begin_next_epoch,
+    set_validation_due,
+    step_is_complete,
+    validation_follows,
+)
 from lightning_llm.checkpoints.reading import read_outline
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.runs.directory import BEST, CHECKPOINTS, run_dir_of, start_number_of, step_files, step_name, step_of
@@ -84,8 +89,9 @@ class RunCheckpoints(Checkpoint):
             self._turn = 0 if run is None else start_number_of(run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """In a resumed run, clean up what the previous process may have left unfinished."""
+        """In a resumed run, finish what the previous process may have left unfinished."""
         self._has_begun = True
+        begin_next_epoch(trainer)
         self._clean_up(trainer)
         trainer.strategy.barrier()
 
