@@ -28,6 +28,7 @@ from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture,
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
+from lightning_llm.data.validated import ServedWindows, Validated, asked_limit, validated_windows
 from lightning_llm.io.options import raise_all
 
 _SPLITS = {"fit": ("train", "val"), "validate": ("train", "val"), "test": ("test",), "predict": ()}
@@ -201,6 +202,8 @@ class TokenDataModule(LightningDataModule):
         for split in _SPLITS.get(stage or "fit", ()):
             for source in self.sources:
                 self._reader(source, split)
+        if stage in (None, "fit", "validate"):
+            self._serve_validated(self.trainer)
         if stage in (None, "fit"):
             keep_to_budget = getattr(getattr(self.trainer, "lightning_module", None), "keep_to_budget", None)
             if keep_to_budget is not None:  # it may choose the micro-batch size, which the rest depends on
@@ -221,6 +224,7 @@ class TokenDataModule(LightningDataModule):
             "documents": self._document_start,
             "train": lambda: [WindowReader(source.store, "train", self.context_length) for source in self.sources],
             "val": lambda: [WindowReader(source.store, "val", self.context_length) for source in self.sources],
+            "validation": lambda: self.validated(trainer) if asked_limit(trainer) != 0 else None,
             "epoch": lambda: self._train_length(trainer, self.micro_batches(trainer, trainer.world_size)),
         }
         for subject, check in checks.items():
@@ -307,20 +311,40 @@ class TokenDataModule(LightningDataModule):
         return length, limited if getattr(trainer, "overfit_batches", 0) else 0
 
     def val_dataloader(self) -> list[EvalBatches]:
-        """For each source, every validation target once; then, for each, as many windows across its training split.
+        """For each source the validation windows (:meth:`validated`); then as many across its training split.
 
         With several processes, some batches may have all targets ignored (-100), so that all have the same number.
         """
         share, size = self._share(), self._eval_batch_size()
         validation, training = [], []
-        for source in self.sources:
-            reader = self._reader(source, "val")
-            validation.append(batches.every_target_once(reader, size, share))
-            rows, used = batches.rows_per_batch(reader, size), None
-            if self.trainer is not None:
-                used = limited_batches(len(validation[-1]), self.trainer.limit_val_batches) * share.world_size
-            training.append(batches.evenly_spaced(self._reader(source, "train"), rows, share, used=used))
+        for source, windows in zip(self.sources, self.validated(self.trainer).of_sources, strict=True):
+            served = batches.every_target_once(self._reader(source, "val"), size, share, windows)
+            validation.append(served)
+            training.append(batches.evenly_spaced(self._reader(source, "train"), served.rows or [], share))
         return validation + training
+
+    def validated(self, trainer: Any) -> Validated:
+        """The windows that are validated under ``trainer.limit_val_batches``; without a trainer, all.
+
+        Raises:
+            ValueError: Its fraction is less than one window.
+        """
+        windows = [batches.windows_of(self._reader(source, "val")) for source in self.sources]
+        return validated_windows(windows, asked_limit(trainer), self.global_batch_size)
+
+    def _serve_validated(self, trainer: Any) -> None:
+        """Let the data alone limit the validation: Lightning's limit would cut it again, by batches of any size."""
+        if trainer is None or (limit := asked_limit(trainer)) == 0:
+            return
+        validated = self.validated(trainer)
+        trainer.limit_val_batches = ServedWindows(limit)
+        if trainer.state.fn == "fit":
+            self._say(f"Validates {validated.in_words()}.")
+
+    def teardown(self, stage: str) -> None:
+        """Give the trainer its limit back: other data may follow."""
+        if self.trainer is not None:
+            self.trainer.limit_val_batches = asked_limit(self.trainer)
 
     def test_dataloader(self) -> list[EvalBatches]:
         """For each source, every target of the test split once.

@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_llm.data.batches import IGNORED, Batch, EvalBatches, limited_batches
+from lightning_llm.data.batches import IGNORED, Batch, EvalBatches
 from lightning_llm.data.bigrams import repeated_bigrams
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.mixture import MixtureSource
@@ -190,13 +190,11 @@ class WindowSums:
 
     Args:
         loaders: Of each source.
-        limit: ``trainer.limit_val_batches``.
         device: Where the sums are, in float64.
     """
 
-    def __init__(self, loaders: Sequence[EvalBatches], limit: int | float, device: Any) -> None:
-        ends = [limited_batches(len(loader), limit) * loader.share.world_size for loader in loaders]
-        used = [(loader.rows or [])[:end] for loader, end in zip(loaders, ends, strict=True)]
+    def __init__(self, loaders: Sequence[EvalBatches], device: Any) -> None:
+        used = [loader.rows or [] for loader in loaders]
         self._firsts = [[0, *itertools.accumulate(rows)] for rows in used]  # windows before each batch of all processes
         self._shares = [loader.share for loader in loaders]
         self._added = [0] * len(loaders)  # batches of this process
@@ -208,7 +206,7 @@ class WindowSums:
         dataloaders = getattr(trainer, "val_dataloaders", None)
         loaders = dataloaders[:sources] if isinstance(dataloaders, list) else []
         is_known = bool(loaders) and all(isinstance(loader, EvalBatches) and loader.rows for loader in loaders)
-        return cls(loaders, trainer.limit_val_batches, device) if is_known else None
+        return cls(loaders, device) if is_known else None
 
     def add(self, losses: Tensor, counted: Tensor, loader: int) -> None:
         """Add a batch of one of the loaders, in its order; those of the training text are left out."""
