@@ -22,13 +22,13 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
 from lightning_llm.data import batches
-from lightning_llm.data.batches import EvalBatches, Share, TrainBatches, WindowReader, limited_batches
+from lightning_llm.data.batches import EvalBatches, Share, Starts, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
-from lightning_llm.data.validated import ServedWindows, Validated, asked_limit, validated_windows
+from lightning_llm.data.validated import ServedWindows, Validated, asked_limit, is_whole, text_bytes, validated_windows
 from lightning_llm.io.options import raise_all
 
 _SPLITS = {"fit": ("train", "val"), "validate": ("train", "val"), "test": ("test",), "predict": ()}
@@ -100,6 +100,7 @@ class TokenDataModule(LightningDataModule):
         self.document_mask = document_mask
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
+        self._bytes: dict[Any, list[float | None]] = {}  # per validated token of each source, by limit
         raise_all(self._option_problems())
 
     def _option_problems(self) -> Iterator[str]:
@@ -331,6 +332,25 @@ class TokenDataModule(LightningDataModule):
         """
         windows = [batches.windows_of(self._reader(source, "val")) for source in self.sources]
         return validated_windows(windows, asked_limit(trainer), self.global_batch_size)
+
+    def validated_bytes(self, trainer: Any) -> list[float | None]:
+        """UTF-8 bytes per validated token of each source; ``None`` for raw files."""
+        limit = asked_limit(trainer)
+        if is_whole(limit):
+            return [source.store.bytes_per_token("val") for source in self.sources]
+        if limit not in self._bytes:
+            of_sources = zip(self.sources, self.validated(trainer).of_sources, strict=True)
+            self._bytes[limit] = [self._bytes_of(source, windows) for source, windows in of_sources]
+        return self._bytes[limit]
+
+    def _bytes_of(self, source: MixtureSource, windows: Starts) -> float | None:
+        """UTF-8 bytes per token of some windows of the validation text."""
+        if self.tokenizer is None:
+            return None
+        context, tokens = self.context_length, source.store.tokens("val")
+        rows = [tokens[start : start + context + 1] for start in (windows * context).tolist()]
+        size = text_bytes(self.tokenizer, rows, source.store.eos_token_id)
+        return size / sum(len(row) - 1 for row in rows)
 
     def _serve_validated(self, trainer: Any) -> None:
         """Let the data alone limit the validation: Lightning's limit would cut it again, by batches of any size."""

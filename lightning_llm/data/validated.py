@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_llm.data.tokenizers import Tokenizer
+
 LIMIT = "trainer.limit_val_batches"
 Limit = int | float | None
 
@@ -97,3 +99,23 @@ def validated_windows(windows: Sequence[int], limit: Limit, global_batch_size: i
         of_sources.append(own if len(own) or not number else np.array([number // 2]))
         first += number
     return Validated(of_sources, total)
+
+
+def text_bytes(tokenizer: Tokenizer, rows: Sequence[NDArray[Any]], end_of_text: int | None) -> int:
+    """UTF-8 bytes of the text of windows, each without its first token, which is no target.
+
+    Args:
+        tokenizer: Of the ids.
+        rows: The ids of each window.
+        end_of_text: An id that stands for no text.
+    """
+    if tokenizer.kind in ("char", "byte", "bpe"):
+        ids, counts = np.unique(np.concatenate([row[1:] for row in rows]), return_counts=True)
+        pairs = zip(ids.tolist(), counts.tolist(), strict=True)
+        return sum(count * tokenizer.byte_count(number) for number, count in pairs if number != end_of_text)
+    size = 0
+    for row in rows:  # a token's text depends on the one before it, such as the space between words
+        kept = row[row != end_of_text]
+        before = kept[: int(row[0] != end_of_text)]
+        size += len(tokenizer.decode(kept).encode()) - len(tokenizer.decode(before).encode())
+    return size

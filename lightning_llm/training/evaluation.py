@@ -51,8 +51,8 @@ class LanguageModelMetrics(Metric):
         Args:
             mean_loss: Scalar, nats per token over the batch; ignored if ``tokens`` is 0.
             tokens: Number of tokens in that mean.
-            bytes_per_token: UTF-8 bytes of text per token, on average over the data set; ``None`` if the text is not
-                known.
+            bytes_per_token: UTF-8 bytes of text per token, on average over all that is evaluated; ``None`` if the text
+                is not known.
             recall: See :func:`recall_sums`; ``None``: not known.
         """
         tokens = torch.as_tensor(tokens, device=self.nats.device)
@@ -113,12 +113,16 @@ class Evaluation:
         splits = ("test",) if module.trainer.testing else ("val", "train")
         sources: Sequence[MixtureSource | None] = data.sources if isinstance(data, TokenDataModule) else [None]
         self._loaders: list[tuple[list[str], float | None]] = []  # names of metrics, bytes per token
-        for split, source in itertools.product(splits, sources):
+        bytes_of_val = (
+            data.validated_bytes(module.trainer) if isinstance(data, TokenDataModule) and "val" in splits else []
+        )
+        for split, (number, source) in itertools.product(splits, enumerate(sources)):
             if source is None or split == "train":
                 self._loaders.append(([split], None if split == "train" else data_attribute(data, "bytes_per_token")))
             else:
                 parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
-                self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
+                known = bytes_of_val[number] if split == "val" else source.store.bytes_per_token(split)
+                self._loaders.append(([split, *parts], known))
         names = dict.fromkeys(name for loader, _ in self._loaders for name in loader)
         device = "cpu" if module.device.type == "mps" else module.device  # MPS has no float64
         self._metrics = {name: LanguageModelMetrics().to(device) for name in names}

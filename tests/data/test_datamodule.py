@@ -195,7 +195,7 @@ def test_validation_scores_each_target_once_and_estimates_training_loss_alike(st
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(training, again, strict=True))
 
 
-PLACES = [0, 2, 4, 6, 8, 10, 12, 14]  # 8 of 15 windows, (2 i + 1) · 15 / 16
+SPACED = [0, 2, 4, 6, 8, 10, 12, 14]  # 8 of 15 windows, (2 i + 1) · 15 / 16
 
 
 @pytest.mark.parametrize("limit", [1, 0.55])
@@ -206,7 +206,7 @@ def test_a_limit_counts_windows_spaced_over_the_validation_text(store, limit, si
     trainer.fit(model, datamodule=data)
     assert capsys.readouterr().out.startswith("Validates 8 of 15 windows of the validation text, evenly spaced.\n")
     found = [torch.cat([batch["input_ids"][:, 0] for batch in model.evaluated[number]]).tolist() for number in (0, 1)]
-    assert found[0] == [CONTEXT * place for place in PLACES]
+    assert found[0] == [CONTEXT * place for place in SPACED]
     assert found[1] == np.linspace(0, 1000 - 1 - CONTEXT, 8).astype(int).tolist()
     assert trainer.limit_val_batches == limit  # as it was, for other data
     model.evaluated.clear()
