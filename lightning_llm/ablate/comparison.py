@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
+from lightning_llm.data.validated import LIMIT, is_whole
 from lightning_llm.runs.event_files import EVENT_FILES, read_curves
 from lightning_llm.runs.find import Run, find_runs
 from lightning_llm.runs.names import THREADS, descriptions, made_different, option_columns
 from lightning_llm.runs.options import SEEDS, identity
 from lightning_llm.runs.status import read_summary, unfinished
+from lightning_llm.statistics.design import NOT_SHOWN
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.training.metrics import BITS, LOSSES, MEMORY, PEAK, VAL_LOSS
@@ -37,6 +39,10 @@ METRICS = {  # key in summary.json: what it is, its unit, digits
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
 
+OTHER_WINDOWS = (
+    "the runs validated different windows of the text: train all with the same trainer.limit_val_batches, "
+    "data.context_length and data.global_batch_size"
+)
 DECIDES_NOTHING = "secondary: decides nothing"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 Results = Mapping[str, float]
@@ -326,12 +332,17 @@ def effects(
                 raise ValueError(f"{group.name} and {baseline.name} are no pairs: {why}; leave out --paired")
     of_groups: list[list[Effect]] = [[] for _ in others]
     units = [VAL_LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
+    reasons = [validated_otherwise(baseline, group, summaries) for group in others]
+    for number, why in enumerate(reasons):
+        if why:
+            base = baseline.measures[VAL_LOSS].mean if VAL_LOSS in baseline.measures else math.nan
+            of_groups[number].append(Effect(VAL_LOSS, base, _no_verdict(why)))
     for metric in METRICS:
         is_loss = metric in LOSSES
         samples: dict[str, Sample] = {}
         bases: dict[str, list[float]] = {}
         for number, group in enumerate(others):
-            is_wanted = not is_loss or (units[number] == BITS) == (metric == BITS)
+            is_wanted = not is_loss or ((units[number] == BITS) == (metric == BITS) and not reasons[number])
             if is_wanted and metric in baseline.measures and metric in group.measures:
                 seeds = partners[number][0] if is_loss else []
                 bases[str(number)] = values = baseline.values(metric, seeds)
@@ -342,6 +353,27 @@ def effects(
             note = "" if not is_loss else why if seeds else f"not paired: {why}"
             of_groups[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
     return of_groups
+
+
+def validated_otherwise(baseline: Group, group: Group, summaries: Summaries) -> str:
+    """Why the losses of two groups are of different validation windows; empty if they are not, as far as it is known.
+
+    Another tokenizer makes other windows of the same text. It is the same text only if all of it was validated.
+    """
+    runs = [run for of_group in (baseline, group) for of_seed in of_group.by_seed.values() for run, _ in of_seed]
+    hashes = {summaries.get(run.path, {}).get(VALIDATION_BATCHES) for run in runs} - {None}
+    if baseline.tokenizer == group.tokenizer:
+        is_same = len(hashes) < 2
+    else:
+        is_same = all(is_whole(run.options.get(LIMIT)) for run in runs)
+    return "" if is_same else OTHER_WINDOWS
+
+
+def _no_verdict(why: str) -> Verdict:
+    """In place of a verdict on losses that cannot be compared."""
+    word = "no verdict"
+    fields: dict[str, Any] = {"verdict": word, "direction": NOT_SHOWN, "sentence": word, "note": why, "warnings": []}
+    return Verdict(**fields, has_ended=True, pairs=0, level=0.0, diverged=0, baseline_diverged=0)
 
 
 def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Hashable], str]:

@@ -102,7 +102,7 @@ CALLBACKS = {
         },
     ),
     "ResumeDiff": open_record({"options": mapping(TEXT, PLAIN)}, {"changes": list_of(TEXT)}),
-    "RunCheckpoints": open_record(BEST_FIELDS, {"turn": COUNT}),
+    "RunCheckpoints": open_record(BEST_FIELDS, {"turn": COUNT, "validation_batches": maybe(HASH)}),
     "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
 }
 MODEL_CHECKPOINT = open_record(  # Lightning's, which removes files of these names

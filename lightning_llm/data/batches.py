@@ -238,39 +238,45 @@ def prompt_batches(tokenizer: Tokenizer, prompts: list[str]) -> EvalBatches:
     return EvalBatches(lambda number: batches[number], len(batches), Share())
 
 
-def every_target_once(reader: WindowReader, batch_size: int, share: Share) -> EvalBatches:
+def every_target_once(
+    reader: WindowReader, batch_size: int, share: Share, windows: Starts | None = None
+) -> EvalBatches:
     """Windows one after another: each of the ``tokens - 1`` targets is in exactly one batch of exactly one rank.
 
     The last batch of whole windows may have fewer rows. A remainder shorter than a window comes last, as one short row.
+
+    Args:
+        reader: Of the text.
+        batch_size: Rows per batch.
+        share: Of this process.
+        windows: The numbers of the windows to serve, ascending. ``None``: all of the :func:`windows_of` text.
     """
-    context, num_windows = reader.context_length, (len(reader.tokens) - 1) // reader.context_length
-    starts = np.arange(num_windows, dtype=np.int64) * context
+    context, whole = reader.context_length, (len(reader.tokens) - 1) // reader.context_length
+    numbers = np.arange(windows_of(reader), dtype=np.int64) if windows is None else windows
+    starts = numbers[numbers < whole] * context
 
     def batch(number: int) -> Batch:
         rows = starts[number * batch_size : (number + 1) * batch_size]
-        return reader(rows) if len(rows) else reader.tail(num_windows * context)
+        return reader(rows) if len(rows) else reader.tail(whole * context)
 
-    sizes = rows_per_batch(reader, batch_size)
-    return EvalBatches(batch, len(sizes), share, sizes)
+    rows = [min(batch_size, len(starts) - first) for first in range(0, len(starts), batch_size)]
+    rows += [1] * (len(starts) < len(numbers))
+    return EvalBatches(batch, len(rows), share, rows)
 
 
-def evenly_spaced(reader: WindowReader, rows: list[int], share: Share, *, used: int | None = None) -> EvalBatches:
+def evenly_spaced(reader: WindowReader, rows: list[int], share: Share) -> EvalBatches:
     """Windows at fixed positions, spread evenly over the file: an estimate for all of it.
 
-    Batch ``n`` has ``rows[n]`` windows, such as :func:`rows_per_batch` of another split. If only the first ``used``
-    batches will be used, these are spread evenly, and so are the others.
+    Batch ``n`` has ``rows[n]`` windows, such as the ``rows`` of :func:`every_target_once` of another split.
     """
     last = len(reader.tokens) - 1 - reader.context_length
-    places = [np.linspace(0, last, sum(part)).astype(np.int64) for part in (rows[:used], rows[used:] if used else [])]
-    starts = np.split(np.concatenate(places), np.cumsum(rows)[:-1])
+    starts = np.split(np.linspace(0, last, sum(rows)).astype(np.int64), np.cumsum(rows)[:-1])
     return EvalBatches(lambda number: reader(starts[number]), len(rows), share)
 
 
-def rows_per_batch(reader: WindowReader, batch_size: int) -> list[int]:
-    """Rows of each batch of :func:`every_target_once`, of all ranks together."""
-    windows, over = divmod(len(reader.tokens) - 1, reader.context_length)
-    rows = [min(batch_size, windows - first) for first in range(0, windows, batch_size)]
-    return rows + [1] * (over > 0)
+def windows_of(reader: WindowReader) -> int:
+    """How many windows hold each target once; the last one may be shorter."""
+    return -(-(len(reader.tokens) - 1) // reader.context_length)
 
 
 def limited_batches(length: int, limit: int | float) -> int:

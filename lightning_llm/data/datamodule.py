@@ -22,13 +22,14 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
 from lightning_llm.data import batches
-from lightning_llm.data.batches import EvalBatches, Share, TrainBatches, WindowReader, limited_batches
+from lightning_llm.data.batches import EvalBatches, Share, Starts, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
 from lightning_llm.data.store_tokenizer import end_of_documents, open_tokenizer
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.tokenizers import LARGEST_VOCABULARY, Tokenizer
+from lightning_llm.data.validated import ServedWindows, Validated, asked_limit, is_whole, text_bytes, validated_windows
 from lightning_llm.io.options import raise_all
 
 _SPLITS = {"fit": ("train", "val"), "validate": ("train", "val"), "test": ("test",), "predict": ()}
@@ -100,6 +101,7 @@ class TokenDataModule(LightningDataModule):
         self.document_mask = document_mask
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
+        self._bytes: dict[Any, list[float | None]] = {}  # per validated token of each source, by limit
         raise_all(self._option_problems())
 
     def _option_problems(self) -> Iterator[str]:
@@ -201,6 +203,8 @@ class TokenDataModule(LightningDataModule):
         for split in _SPLITS.get(stage or "fit", ()):
             for source in self.sources:
                 self._reader(source, split)
+        if stage in (None, "fit", "validate"):
+            self._serve_validated(self.trainer)
         if stage in (None, "fit"):
             keep_to_budget = getattr(getattr(self.trainer, "lightning_module", None), "keep_to_budget", None)
             if keep_to_budget is not None:  # it may choose the micro-batch size, which the rest depends on
@@ -221,6 +225,7 @@ class TokenDataModule(LightningDataModule):
             "documents": self._document_start,
             "train": lambda: [WindowReader(source.store, "train", self.context_length) for source in self.sources],
             "val": lambda: [WindowReader(source.store, "val", self.context_length) for source in self.sources],
+            "validation": lambda: self.validated(trainer) if asked_limit(trainer) != 0 else None,
             "epoch": lambda: self._train_length(trainer, self.micro_batches(trainer, trainer.world_size)),
         }
         for subject, check in checks.items():
@@ -309,20 +314,59 @@ class TokenDataModule(LightningDataModule):
         return length, limited if getattr(trainer, "overfit_batches", 0) else 0
 
     def val_dataloader(self) -> list[EvalBatches]:
-        """For each source, every validation target once; then, for each, as many windows across its training split.
+        """For each source the validation windows (:meth:`validated`); then as many across its training split.
 
         With several processes, some batches may have all targets ignored (-100), so that all have the same number.
         """
         share, size = self._share(), self._eval_batch_size()
         validation, training = [], []
-        for source in self.sources:
-            reader = self._reader(source, "val")
-            validation.append(batches.every_target_once(reader, size, share))
-            rows, used = batches.rows_per_batch(reader, size), None
-            if self.trainer is not None:
-                used = limited_batches(len(validation[-1]), self.trainer.limit_val_batches) * share.world_size
-            training.append(batches.evenly_spaced(self._reader(source, "train"), rows, share, used=used))
+        for source, windows in zip(self.sources, self.validated(self.trainer).of_sources, strict=True):
+            served = batches.every_target_once(self._reader(source, "val"), size, share, windows)
+            validation.append(served)
+            training.append(batches.evenly_spaced(self._reader(source, "train"), served.rows or [], share))
         return validation + training
+
+    def validated(self, trainer: Any) -> Validated:
+        """The windows that are validated under ``trainer.limit_val_batches``; without a trainer, all.
+
+        Raises:
+            ValueError: Its fraction is less than one window.
+        """
+        windows = [batches.windows_of(self._reader(source, "val")) for source in self.sources]
+        return validated_windows(windows, asked_limit(trainer), self.global_batch_size)
+
+    def validated_bytes(self, trainer: Any) -> list[float | None]:
+        """UTF-8 bytes per validated token of each source; ``None`` for raw files."""
+        limit = asked_limit(trainer)
+        if is_whole(limit):
+            return [source.store.bytes_per_token("val") for source in self.sources]
+        if limit not in self._bytes:
+            of_sources = zip(self.sources, self.validated(trainer).of_sources, strict=True)
+            self._bytes[limit] = [self._bytes_of(source, windows) for source, windows in of_sources]
+        return self._bytes[limit]
+
+    def _bytes_of(self, source: MixtureSource, windows: Starts) -> float | None:
+        """UTF-8 bytes per token of some windows of the validation text."""
+        if self.tokenizer is None:
+            return None
+        context, tokens = self.context_length, source.store.tokens("val")
+        rows = [tokens[start : start + context + 1] for start in (windows * context).tolist()]
+        size = text_bytes(self.tokenizer, rows, source.store.eos_token_id)
+        return size / sum(len(row) - 1 for row in rows)
+
+    def _serve_validated(self, trainer: Any) -> None:
+        """Let the data alone limit the validation: Lightning's limit would cut it again, by batches of any size."""
+        if trainer is None or (limit := asked_limit(trainer)) == 0:
+            return
+        validated = self.validated(trainer)
+        trainer.limit_val_batches = ServedWindows(limit)
+        if trainer.state.fn == "fit":
+            self._say(f"Validates {validated.in_words()}.")
+
+    def teardown(self, stage: str) -> None:
+        """Give the trainer its limit back: other data may follow."""
+        if self.trainer is not None:
+            self.trainer.limit_val_batches = asked_limit(self.trainer)
 
     def test_dataloader(self) -> list[EvalBatches]:
         """For each source, every target of the test split once.

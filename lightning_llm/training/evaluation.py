@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_llm.data.batches import IGNORED, Batch, EvalBatches, limited_batches
+from lightning_llm.data.batches import IGNORED, Batch, EvalBatches
 from lightning_llm.data.bigrams import repeated_bigrams
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.mixture import MixtureSource
@@ -51,8 +51,8 @@ class LanguageModelMetrics(Metric):
         Args:
             mean_loss: Scalar, nats per token over the batch; ignored if ``tokens`` is 0.
             tokens: Number of tokens in that mean.
-            bytes_per_token: UTF-8 bytes of text per token, on average over the data set; ``None`` if the text is not
-                known.
+            bytes_per_token: UTF-8 bytes of text per token, on average over all that is evaluated; ``None`` if the text
+                is not known.
             recall: See :func:`recall_sums`; ``None``: not known.
         """
         tokens = torch.as_tensor(tokens, device=self.nats.device)
@@ -113,12 +113,16 @@ class Evaluation:
         splits = ("test",) if module.trainer.testing else ("val", "train")
         sources: Sequence[MixtureSource | None] = data.sources if isinstance(data, TokenDataModule) else [None]
         self._loaders: list[tuple[list[str], float | None]] = []  # names of metrics, bytes per token
-        for split, source in itertools.product(splits, sources):
+        bytes_of_val = (
+            data.validated_bytes(module.trainer) if isinstance(data, TokenDataModule) and "val" in splits else []
+        )
+        for split, (number, source) in itertools.product(splits, enumerate(sources)):
             if source is None or split == "train":
                 self._loaders.append(([split], None if split == "train" else data_attribute(data, "bytes_per_token")))
             else:
                 parts = [f"{split}/{source.name}"] if len(sources) > 1 else []
-                self._loaders.append(([split, *parts], source.store.bytes_per_token(split)))
+                known = bytes_of_val[number] if split == "val" else source.store.bytes_per_token(split)
+                self._loaders.append(([split, *parts], known))
         names = dict.fromkeys(name for loader, _ in self._loaders for name in loader)
         device = "cpu" if module.device.type == "mps" else module.device  # MPS has no float64
         self._metrics = {name: LanguageModelMetrics().to(device) for name in names}
@@ -190,13 +194,11 @@ class WindowSums:
 
     Args:
         loaders: Of each source.
-        limit: ``trainer.limit_val_batches``.
         device: Where the sums are, in float64.
     """
 
-    def __init__(self, loaders: Sequence[EvalBatches], limit: int | float, device: Any) -> None:
-        ends = [limited_batches(len(loader), limit) * loader.share.world_size for loader in loaders]
-        used = [(loader.rows or [])[:end] for loader, end in zip(loaders, ends, strict=True)]
+    def __init__(self, loaders: Sequence[EvalBatches], device: Any) -> None:
+        used = [loader.rows or [] for loader in loaders]
         self._firsts = [[0, *itertools.accumulate(rows)] for rows in used]  # windows before each batch of all processes
         self._shares = [loader.share for loader in loaders]
         self._added = [0] * len(loaders)  # batches of this process
@@ -208,7 +210,7 @@ class WindowSums:
         dataloaders = getattr(trainer, "val_dataloaders", None)
         loaders = dataloaders[:sources] if isinstance(dataloaders, list) else []
         is_known = bool(loaders) and all(isinstance(loader, EvalBatches) and loader.rows for loader in loaders)
-        return cls(loaders, trainer.limit_val_batches, device) if is_known else None
+        return cls(loaders, device) if is_known else None
 
     def add(self, losses: Tensor, counted: Tensor, loader: int) -> None:
         """Add a batch of one of the loaders, in its order; those of the training text are left out."""

@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning_llm.accounting.settings import divisor
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.token_store import TokenStore
+from lightning_llm.data.validated import asked_limit
 from lightning_llm.io.atomic import existing_parent
 from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import decimal_size
@@ -186,7 +187,7 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
     yield from _initial_values(model)
     yield from _compiler(model, trainer)
     if is_token_data:
-        yield from _texts(data, problems)
+        yield from _texts(data, trainer, problems)
     yield from _devices(trainer)
     yield from _budget(model, data, trainer)  # it may choose the micro-batch, which decides what follows
     if is_token_data:
@@ -266,11 +267,16 @@ def _store(store: TokenStore) -> Check:
     return Check("data", f"{store.path}, {store.dtype}", problem if is_small else "")
 
 
-def _texts(data: TokenDataModule, problems: Mapping[str, str]) -> Iterator[Check]:
+def _texts(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> Iterator[Check]:
     for split in ("train", "val"):
         tokens = [source.store.splits[split].tokens for source in data.sources]
         windows = sum(max(0, (number - 1) // data.context_length) for number in tokens)
         yield Check(f"{split} text", f"{sum(tokens):,} tokens, {windows:,} windows", problems.get(split, ""))
+    if problem := problems.get("validation"):
+        yield Check("validation", "of no window", problem)
+    elif "val" not in problems:
+        is_off = asked_limit(trainer) == 0
+        yield Check("validation", "none" if is_off else data.validated(trainer).in_words())
     if "documents" in problems:
         yield Check("documents", "no end of text", problems["documents"])
 

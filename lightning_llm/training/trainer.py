@@ -61,7 +61,8 @@ class Trainer(pl.Trainer):
         plugins: As in Lightning.
         strategy: As in Lightning; also ``fsdp2``: shard parameters, gradients and optimizer state over all processes.
         max_steps: Optimizer steps of the whole run; -1: as many as ``max_epochs`` gives.
-        val_check_interval: Optimizer steps between two validations (a whole number), or a fraction of the run.
+        val_check_interval: Optimizer steps between two validations (a whole number), or a fraction of the run,
+            rounded down to whole steps.
         enable_progress_bar: Whether to show progress.
         enable_model_summary: Whether to print Lightning's table of modules too.
         num_sanity_val_steps: Validation batches to try before the first step.
@@ -189,9 +190,13 @@ class Trainer(pl.Trainer):
 
     @val_check_batch.setter
     def val_check_batch(self, value: int | float | None) -> None:
-        """From the option, which is in optimizer steps; Lightning sets it when it has loaded the data."""
-        if value is not None and isinstance(self.val_check_interval, int):
-            value *= self.accumulate_grad_batches
+        """From the option, in whole optimizer steps; Lightning sets it when it has loaded the data."""
+        interval, accumulation = self.val_check_interval, self.accumulate_grad_batches
+        if isinstance(interval, int):
+            value = None if value is None else value * accumulation
+        elif isinstance(value, int):  # a fraction of the run or the epoch, which Lightning has made micro-batches
+            steps = self.fit_loop.max_batches / accumulation
+            value = accumulation * max(1, int(steps * interval + 1e-9))
         self._val_check_batch = value
 
     def check(

@@ -16,7 +16,6 @@ from lightning_llm.data.batches import (
     evenly_spaced,
     every_target_once,
     prompt_batches,
-    rows_per_batch,
 )
 from lightning_llm.data.mixture import MixtureReader
 from lightning_llm.data.order import WindowOrder
@@ -166,7 +165,7 @@ def test_every_target_is_scored_once(files, length, context, batch_size, world_s
 @given(st.integers(2, 200), st.integers(2, 500), st.integers(1, 20), st.integers(1, 8), st.integers(1, 5))
 def test_estimate_has_as_many_batches_spread_evenly(files, length, other, context, batch_size, world_size):
     reader, like = files(max(length, context + 1), context), files(max(other, context + 1), context)
-    count = rows_per_batch(like, batch_size)
+    count = every_target_once(like, batch_size, Share()).rows
     shares = [evenly_spaced(reader, count, Share(rank, world_size)) for rank in range(world_size)]
     assert [len(share) for share in shares] == [
         len(every_target_once(like, batch_size, Share(rank, world_size))) for rank in range(world_size)

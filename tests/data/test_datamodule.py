@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -194,11 +195,50 @@ def test_validation_scores_each_target_once_and_estimates_training_loss_alike(st
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(training, again, strict=True))
 
 
-@pytest.mark.parametrize("limit", [2, 0.5])
-def test_limited_validation_estimates_over_all_of_the_training_text(store, limit):
-    model = fit(make_data(store, eval_batch_size=5), val_check_interval=12, limit_val_batches=limit)
-    assert [len(batch["targets"]) for batch in model.evaluated[1]] == [5, 5]
-    assert model.evaluated[1][-1]["input_ids"][-1, 0] == 1000 - 1 - CONTEXT
+SPACED = [0, 2, 4, 6, 8, 10, 12, 14]  # 8 of 15 windows, (2 i + 1) · 15 / 16
+
+
+@pytest.mark.parametrize("limit", [1, 0.55])
+@pytest.mark.parametrize("size", [{}, {"eval_batch_size": 5}, {"micro_batch_size": 1}, {"num_workers": 1}])
+def test_a_limit_counts_windows_spaced_over_the_validation_text(store, limit, size, capsys):
+    trainer = make_trainer(limit_val_batches=limit, val_check_interval=12 * (8 if "micro_batch_size" in size else 1))
+    model, data = Recorder(), make_data(store, **size)
+    trainer.fit(model, datamodule=data)
+    assert capsys.readouterr().out.startswith("Validates 8 of 15 windows of the validation text, evenly spaced.\n")
+    found = [torch.cat([batch["input_ids"][:, 0] for batch in model.evaluated[number]]).tolist() for number in (0, 1)]
+    assert found[0] == [CONTEXT * place for place in SPACED]
+    assert found[1] == np.linspace(0, 1000 - 1 - CONTEXT, 8).astype(int).tolist()
+    assert trainer.limit_val_batches == limit  # as it was, for other data
+    model.evaluated.clear()
+    trainer.validate(model, datamodule=data, verbose=False)
+    again = torch.cat([batch["input_ids"][:, 0] for batch in model.evaluated[0]]).tolist()
+    assert again == found[0]
+
+
+def test_a_limit_beyond_the_text_or_none_is_all_of_it(store, capsys):
+    for limit in (2, 1.0, None):
+        model = fit(make_data(store), val_check_interval=12, limit_val_batches=limit)
+        assert torch.cat([batch["targets"].flatten() for batch in model.evaluated[0]]).tolist() == list(range(1, 100))
+        assert "Validates all 15 windows of the validation text.\n" in capsys.readouterr().out
+
+
+def test_a_limit_is_shared_by_a_mixture_which_validates_each_store(make_store, capsys):
+    stores = [make_store(1000, tokens, vocab_size=1000, name=f"part{tokens}") for tokens in (1000, 20)]
+    data = mixed(stores)
+    model = fit(data, val_check_interval=12, limit_val_batches=1)
+    counts = [sum(len(batch["targets"]) for batch in model.evaluated[number]) for number in range(4)]
+    assert counts == [8, 1, 8, 1]
+    assert "Validates 9 of 146 windows" in capsys.readouterr().out
+
+
+def test_a_fraction_of_less_than_a_window_is_refused(store):
+    message = r"trainer\.limit_val_batches 0\.05 of 15 windows of the validation text is less than one"
+    trainer = make_trainer(limit_val_batches=0.05)
+    assert [(name, bool(re.match(message, text))) for name, text in make_data(store).problems(trainer)] == [
+        ("validation", True)
+    ]
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(Recorder(), datamodule=make_data(store))
 
 
 def test_test_split(make_store):
@@ -477,7 +517,7 @@ class Devices:
 
     accumulate_grad_batches, max_epochs, max_steps = 1, None, 10
     limit_train_batches = limit_val_batches = 1.0
-    global_step = 0
+    global_step, state = 0, TrainerState(fn="fit")
 
     def __init__(self, rank, world_size):
         self.distributed_sampler_kwargs = {"rank": rank, "num_replicas": world_size}

@@ -159,7 +159,7 @@ def test_the_blocks_of_a_run_add_up_to_its_loss_whatever_the_batches(run):
 def test_a_part_of_the_text_and_a_resume(run, tmp_path):
     some = {"data.eval_batch_size": 12, "trainer.limit_val_batches": 3, "trainer.precision": "bf16-true"}
     summary, windows = run("a", **some)
-    assert windows["windows"] == [8, 8, 8, 8, 4]
+    assert windows["windows"] == [8, 8, 8]
     assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=FLOAT32)
     summary, windows = run("a", "--ckpt_path=last", **{**some, "trainer.max_steps": 3})
     assert (windows["step"], summary["steps"]) == (3, 3)
@@ -171,8 +171,8 @@ def test_a_part_of_the_text_and_a_resume(run, tmp_path):
 
 def test_long_texts_have_larger_blocks(run, monkeypatch):
     monkeypatch.setattr(evaluation, "MOST_BLOCKS", 10)
-    summary, windows = run("a", **{"trainer.limit_val_batches": 9, "data.eval_batch_size": 12})
-    assert windows["windows"] == [16] * 6 + [12]
+    summary, windows = run("a", **{"trainer.limit_val_batches": 13, "data.eval_batch_size": 12})
+    assert windows["windows"] == [16] * 6 + [8]
     assert loss_of(windows) == pytest.approx(summary["val_loss"], abs=FLOAT32)
 
 
@@ -186,7 +186,7 @@ def sums_of(rank, processes, batch_size):
     """Those of one of several processes, whose batches are those of ``every_target_once`` of 20.7 windows."""
     rows = [*(min(batch_size, 20 - first) for first in range(0, 20, batch_size)), 1]
     loader = EvalBatches(lambda number: {}, len(rows), Share(rank, processes), rows)
-    found, firsts = WindowSums([loader], 1.0, "cpu"), [0, *itertools.accumulate(rows)]
+    found, firsts = WindowSums([loader], "cpu"), [0, *itertools.accumulate(rows)]
     for number in range(rank, len(loader) * processes, processes):
         used = number if number < len(rows) else 0
         parts = [losses_of(window) for window in range(firsts[used], firsts[used + 1])]
@@ -221,8 +221,8 @@ def test_a_loss_that_is_not_finite_leaves_no_record():
 def test_rows_without_a_known_place_are_not_summed():
     loader = EvalBatches(lambda number: {}, 2, Share(), rows=[1, 1])
     unknown = EvalBatches(lambda number: {}, 2, Share())
-    trainer = SimpleNamespace(limit_val_batches=1.0, val_dataloaders=[loader, unknown])
+    trainer = SimpleNamespace(val_dataloaders=[loader, unknown])
     assert WindowSums.of(trainer, 1, "cpu") is not None
     assert WindowSums.of(trainer, 2, "cpu") is None
     for others in (None, unknown, []):
-        assert WindowSums.of(SimpleNamespace(limit_val_batches=1.0, val_dataloaders=others), 1, "cpu") is None
+        assert WindowSums.of(SimpleNamespace(val_dataloaders=others), 1, "cpu") is None

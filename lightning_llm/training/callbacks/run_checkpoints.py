@@ -23,13 +23,22 @@ from lightning_llm.checkpoints.loop_state import (
     validation_follows,
 )
 from lightning_llm.checkpoints.reading import read_outline
+from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.validated import LIMIT, asked_limit, is_whole
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.runs.directory import BEST, CHECKPOINTS, run_dir_of, start_number_of, step_files, step_name, step_of
+from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.signals import Interrupted
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.metrics import VAL_LOSS
 
 _STATE = ("best_loss", "best_step", "validated_step")
+_WINDOWS = "validation_batches"  # in the state: the hash of the windows that the best loss is of
+_FIRST_ONES = "the first ones"  # no hash equals it
+OTHER_WINDOWS = (
+    "The checkpoint validated other windows of text than this run: its best loss {:.4f} of step {} is not compared, "
+    "and the best checkpoint is chosen again."
+)
 
 
 class RunCheckpoints(Checkpoint):
@@ -65,6 +74,8 @@ class RunCheckpoints(Checkpoint):
         self.keep_last, self.every_n_steps, self.asynchronous = keep_last, every_n_steps, asynchronous
         self.best_loss, self.best_step, self.validated_step = float("inf"), -1, -1
         self.newest: Path | None = None
+        self._windows: str | None = None
+        self._is_first = True
         self._turn = 0  # number of this start of the run: tells which files it has written, of repeated steps
         self._files = AtomicCheckpointIO()  # takes the place of another plugin, which writes at once
         self._has_begun = False
@@ -90,7 +101,7 @@ class RunCheckpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """In a resumed run, finish what the previous process may have left unfinished."""
-        self._has_begun = True
+        self._has_begun = self._is_first = True
         begin_next_epoch(trainer)
         self._clean_up(trainer)
         trainer.strategy.barrier()
@@ -106,6 +117,7 @@ class RunCheckpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self.validated_step = trainer.global_step
+        self._start_again_on_other_windows(trainer)
         loss = float(trainer.callback_metrics.get(VAL_LOSS, float("inf")))
         is_best = loss < self.best_loss
         if is_best:  # set first, so that the file itself contains it
@@ -113,6 +125,20 @@ class RunCheckpoints(Checkpoint):
         self.save(trainer)
         if is_best and trainer.is_global_zero and self.newest is not None:
             self._files.then(partial(link_path, self.newest, self.newest.with_name(BEST)))
+
+    def _start_again_on_other_windows(self, trainer: Trainer) -> None:
+        """At the first validation since the start: a best loss of other windows is no loss to compare with."""
+        if not self._is_first:
+            return
+        self._is_first = False
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        hashes = next((callback for callback in callbacks if isinstance(callback, InputHashes)), None)
+        windows = None if hashes is None else hashes.validation_batches
+        if self.best_step >= 0 and self._windows is not None and windows != self._windows:
+            if trainer.is_global_zero:
+                print(OTHER_WINDOWS.format(self.best_loss, self.best_step), flush=True)
+            self.best_loss, self.best_step = float("inf"), -1
+        self._windows = windows
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step if it is not saved yet, and wait until it is on the disk."""
@@ -144,18 +170,21 @@ class RunCheckpoints(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, the last validation, and the number of the start; ModelCheckpoint's files hold it too."""
-        return {**{name: getattr(self, name) for name in _STATE}, "turn": self._turn}
+        return {**{name: getattr(self, name) for name in _STATE}, _WINDOWS: self._windows, "turn": self._turn}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name in _STATE:
             setattr(self, name, state_dict[name])
+        self._windows = state_dict.get(_WINDOWS)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """If the run stopped before or during a validation, that validation runs first: see ``loop_state``."""
         if trainer.state.fn != "fit":
             return
-        owed = checkpoint["callbacks"].get(self.state_key, {}).get("validated_step") != checkpoint["global_step"]
-        set_validation_due(checkpoint, owed)
+        state = checkpoint["callbacks"].get(self.state_key, {})
+        set_validation_due(checkpoint, state.get("validated_step") != checkpoint["global_step"])
+        if state and _WINDOWS not in state and _had_first_windows(trainer, checkpoint):
+            state[_WINDOWS] = _FIRST_ONES
 
     def _delete_oldest(self) -> None:
         assert self.folder is not None
@@ -177,6 +206,15 @@ class RunCheckpoints(Checkpoint):
             replace_path(path, path.with_suffix(".aside"))
         if source.exists():  # the run may have ended after saving and before linking
             link_path(source, best)
+
+
+def _had_first_windows(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
+    """Whether a checkpoint of an earlier version validated a part of the text: its first windows, by batches of any size."""
+    if not isinstance(getattr(trainer, "datamodule", None), TokenDataModule):
+        return False
+    states = checkpoint["callbacks"].values()
+    options = next((state["options"] for state in states if isinstance(state, dict) and state.get("options")), None)
+    return not is_whole(asked_limit(trainer) if options is None else options.get(LIMIT))
 
 
 def refuse_names_of_ours(other: ModelCheckpoint) -> None:

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
+from lightning_llm.data.validated import asked_limit
 from lightning_llm.io.atomic import remove_path, write_json
 from lightning_llm.runs.directory import SUMMARY, WINDOWS, run_dir_of
 from lightning_llm.runs.status import FINISHED, write_status
@@ -24,7 +25,7 @@ from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.environment import attention_of, environment_of
 
-OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches", "limit_val_batches")
+OF_TRAINER = ("max_steps", "max_epochs", "precision", "gradient_clip_val", "limit_train_batches")
 
 
 def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
@@ -115,7 +116,7 @@ def options_of(trainer: Trainer, model: LightningModule, data: Any) -> dict[str,
     return {
         "model": {**_own_class(model), **model.hparams},
         "data": {**_own_class(data), **(data.options if isinstance(data, TokenDataModule) else {})},
-        "trainer": {name: getattr(trainer, name) for name in OF_TRAINER},
+        "trainer": {**{name: getattr(trainer, name) for name in OF_TRAINER}, "limit_val_batches": asked_limit(trainer)},
         "seed_everything": None if seed is None else int(seed),
     }
 
