@@ -351,7 +351,9 @@ class TokenDataModule(LightningDataModule):
             return None
         context, tokens = self.context_length, source.store.tokens("val")
         rows = [tokens[start : start + context + 1] for start in (windows * context).tolist()]
-        size = text_bytes(self.tokenizer, rows, source.store.eos_token_id)
+        around, end = self.tokenizer.boundaries, source.store.eos_token_id
+        no_text = {*around.before, *around.after, *(() if end is None else (end,))}
+        size = text_bytes(self.tokenizer, rows, no_text)
         return size / sum(len(row) - 1 for row in rows)
 
     def _serve_validated(self, trainer: Any) -> None:

@@ -6,7 +6,7 @@ the same limit validate the same text, and a part of the text estimates the loss
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,21 +101,22 @@ def validated_windows(windows: Sequence[int], limit: Limit, global_batch_size: i
     return Validated(of_sources, total)
 
 
-def text_bytes(tokenizer: Tokenizer, rows: Sequence[NDArray[Any]], end_of_text: int | None) -> int:
+def text_bytes(tokenizer: Tokenizer, rows: Sequence[NDArray[Any]], no_text: Collection[int]) -> int:
     """UTF-8 bytes of the text of windows, each without its first token, which is no target.
 
     Args:
         tokenizer: Of the ids.
         rows: The ids of each window.
-        end_of_text: An id that stands for no text.
+        no_text: Ids that stand for no text, such as those around a document.
     """
     if tokenizer.kind in ("char", "byte", "bpe"):
         ids, counts = np.unique(np.concatenate([row[1:] for row in rows]), return_counts=True)
         pairs = zip(ids.tolist(), counts.tolist(), strict=True)
-        return sum(count * tokenizer.byte_count(number) for number, count in pairs if number != end_of_text)
+        return sum(count * tokenizer.byte_count(number) for number, count in pairs if number not in no_text)
     size = 0
     for row in rows:  # a token's text depends on the one before it, such as the space between words
-        kept = row[row != end_of_text]
-        before = kept[: int(row[0] != end_of_text)]
+        is_text = ~np.isin(row, list(no_text))
+        kept = row[is_text]
+        before = kept[: int(is_text[0])]
         size += len(tokenizer.decode(kept).encode()) - len(tokenizer.decode(before).encode())
     return size

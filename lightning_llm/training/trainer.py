@@ -191,12 +191,13 @@ class Trainer(pl.Trainer):
     @val_check_batch.setter
     def val_check_batch(self, value: int | float | None) -> None:
         """From the option, in whole optimizer steps; Lightning sets it when it has loaded the data."""
-        interval, accumulation = self.val_check_interval, self.accumulate_grad_batches
-        if isinstance(interval, int):
-            value = None if value is None else value * accumulation
-        elif isinstance(value, int):  # a fraction of the run or the epoch, which Lightning has made micro-batches
-            steps = self.fit_loop.max_batches / accumulation
-            value = accumulation * max(1, int(steps * interval + 1e-9))
+        if isinstance(value, int):  # not None, before there are data, nor infinite, without a length
+            accumulation = self.accumulate_grad_batches
+            if isinstance(self.val_check_interval, int):
+                steps = value
+            else:  # a fraction of the run, or of an epoch
+                steps = max(1, int(self.fit_loop.max_batches / accumulation * self.val_check_interval + 1e-9))
+            value = steps * accumulation
         self._val_check_batch = value
 
     def check(

@@ -50,3 +50,17 @@ def test_lightning_sees_all_that_is_served_and_copies_keep_what_was_asked():
     limit = ServedWindows(3)
     for one in (limit, copy.deepcopy(limit), pickle.loads(pickle.dumps(limit))):
         assert (one, one.asked) == (1.0, 3)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "file"])
+def test_the_bytes_of_windows_leave_out_what_is_no_text(kind):
+    tokenizer = Tokenizer.train_bpe(["the king of what you say is not my lord"] * 3, 300)
+    tokenizer.kind = kind
+    text = "the lord of the king"
+    ids = np.array(tokenizer.encode(text))
+    end = tokenizer.eos_token_id
+    first = len(tokenizer.decode(ids[:1]).encode())
+    assert text_bytes(tokenizer, [ids], ()) == len(text) - first
+    around = np.array([end, *ids, end, end])
+    assert text_bytes(tokenizer, [around], (end,)) == len(text)
+    assert text_bytes(tokenizer, [ids, around], (end,)) == 2 * len(text) - first

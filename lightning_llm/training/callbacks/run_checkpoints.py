@@ -209,7 +209,7 @@ class RunCheckpoints(Checkpoint):
 
 
 def _had_first_windows(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
-    """Whether a checkpoint of an earlier version validated a part of the text: its first windows, by batches."""
+    """Whether a checkpoint of an earlier version validated a part of the text: its first windows."""
     if not isinstance(getattr(trainer, "datamodule", None), TokenDataModule):
         return False
     states = checkpoint["callbacks"].values()
