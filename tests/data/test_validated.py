@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_llm.data.validated import ServedWindows, is_whole, validated_windows
+from lightning_llm.data.tokenizers import Tokenizer
+from lightning_llm.data.validated import ServedWindows, is_whole, text_bytes, validated_windows
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.integers(1, 50), st.integers(1, 16))
