@@ -390,6 +390,30 @@ def test_the_same_validation_batches_are_the_same_text(tmp_path, capsys):
     assert "1 pair" in capsys.readouterr().out
 
 
+def test_other_validation_windows_get_no_verdict(tmp_path, capsys):
+    """Runs on one text, each side with its own windows of it."""
+    for side, mlp in enumerate(("swiglu", "relu")):
+        for seed in range(4):
+            on_text(tmp_path / f"{mlp}{seed}", mlp, validation_batches=f"{side}", val_loss=2.0 + side + seed / 1000)
+    file = tmp_path / "out.json"
+    assert main(["compare", str(tmp_path), "--delta", "0.1", "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert f"validation loss: no verdict; {OTHER_WINDOWS}" in said
+    assert not re.search("nats/token .*: (better|worse|equivalent)", said)
+    (effect,) = (one for one in json.loads(file.read_text())[1]["effects"] if one["metric"] == "val_loss")
+    assert (effect["verdict"], effect["difference"]) == ("no verdict", None)
+
+
+def test_other_tokenizers_have_no_verdict_on_a_part_of_the_text(tmp_path, capsys):
+    runs = [on_text(tmp_path / name, tokenizer=name, val_loss=2.0) for name in ("char", "byte")]
+    config = yaml.safe_load((tmp_path / "byte" / "config.yaml").read_text())
+    (tmp_path / "byte" / "config.yaml").write_text(yaml.safe_dump({**config, "trainer": {"limit_val_batches": 2}}))
+    assert main(["compare", *runs]) == 0
+    said = capsys.readouterr().out
+    assert f"validation loss: no verdict; {OTHER_WINDOWS}" in said
+    assert "bits/byte (" not in said
+
+
 def test_the_baseline_can_be_named(tmp_path, capsys, error_line):
     swiglu, relu, other = (
         on_text(tmp_path / name, name, text=text) for name, text in (("swiglu", "a"), ("relu", "a"), ("gelu", "b"))
