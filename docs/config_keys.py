@@ -76,7 +76,7 @@ LINES = {
     "trainer.limit_predict_batches": "Predict only this many batches, or this fraction of them.",
     "trainer.limit_test_batches": "Test on this many batches, or this fraction of them.",
     "trainer.limit_train_batches": "End each epoch after this many micro-batches, or this fraction of them.",
-    "trainer.limit_val_batches": "Validate on N × `data.global_batch_size` windows, or this fraction of all, evenly spaced over the text; your own data: batches.",
+    "trainer.limit_val_batches": "Validate on N × `data.global_batch_size` windows or this share, evenly spaced.",
     "trainer.log_every_n_steps": "Log loss, learning rate and throughput every N steps. `null`: 50.",
     "trainer.logger": "Where metrics go. `null` or `true`: TensorBoard, in the run directory. `false`: nowhere.",
     "trainer.max_epochs": "Stop after this many passes over the text.",
