@@ -33,7 +33,7 @@ class Recorder(LightningModule):
         self.steps: dict[int, list[int]] = {}
         self.updates: list[int] = []  # windows that went into each update
         self.since = 0
-        self.evaluated = {0: [], 1: []}
+        self.evaluated = {number: [] for number in range(4)}
 
     def training_step(self, batch, batch_idx):
         self.steps.setdefault(self.global_step, []).extend(batch["input_ids"][:, 0].tolist())
@@ -209,7 +209,7 @@ def test_a_limit_counts_windows_spaced_over_the_validation_text(store, limit, si
     assert found[0] == [CONTEXT * place for place in SPACED]
     assert found[1] == np.linspace(0, 1000 - 1 - CONTEXT, 8).astype(int).tolist()
     assert trainer.limit_val_batches == limit  # as it was, for other data
-    model.evaluated.clear()
+    model.evaluated[0].clear()
     trainer.validate(model, datamodule=data, verbose=False)
     again = torch.cat([batch["input_ids"][:, 0] for batch in model.evaluated[0]]).tolist()
     assert again == found[0]
