@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.validated import LIMIT, is_whole
 from lightning_llm.training.metrics import BITS
 
-FREE_DATA = ("num_workers", "micro_batch_size", "predict_prompts")  # change no batch
+FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
@@ -57,8 +58,11 @@ def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str,
     has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
     advice = OTHER_BATCHES
     if set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
-        changed = [] if {*metrics} == {BITS} else changed
+        is_part = bool(changed) and not is_whole(base.options["trainer"].get("limit_val_batches"))
+        changed = [] if {*metrics} == {BITS} and not is_part else changed
         advice = f"losses per token cannot be compared: set metric: {BITS}, which the same text allows"
+        if is_part:
+            advice = f"another tokenizer has other windows: set {LIMIT} to 1.0, and metric: {BITS}"
     yield from ((f"data.{name}", advice) for name in changed)
     for name in PAIRED:
         if base.options["trainer"].get(name) != arm.options["trainer"].get(name):

@@ -229,7 +229,7 @@ def _validation(trainer: Mapping[str, Any]) -> str:
     limit = trainer.get("limit_val_batches")
     if limit is None or (limit == 1.0 and isinstance(limit, float)):
         return "the whole validation text"
-    amount = f"{limit} batches" if isinstance(limit, int) else f"{limit:.0%}"
+    amount = f"{limit} × data.global_batch_size windows" if isinstance(limit, int) else f"{limit:.0%}"
     return f"{amount} of the validation text"
 
 

@@ -28,7 +28,8 @@ weight_decay                             lr · decay · steps is the base's (Wan
                                          "Power Lines" confirms it where tokens per parameter are equal)
 warmup_steps, decay_steps,               the base's share of the run (ours); no schedule: its default
 trainer.val_check_interval
-data.eval_batch_size                     the base's rows, so that ``limit_val_batches`` is the same text at every size
+data.eval_batch_size                     the base's rows
+trainer.limit_val_batches                a whole number: about as many windows as in the base
 =======================================  ==============================================================================
 """
 
@@ -60,6 +61,7 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 ARCHITECTURE, CONTEXT = "model.architecture", "data.context_length"
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 LR, DECAY = "model.optimizer.init_args.lr", "model.optimizer.init_args.weight_decay"
+LIMIT = "trainer.limit_val_batches"
 BATCH, MICRO_BATCH, EVAL_BATCH = (f"data.{name}_batch_size" for name in ("global", "micro", "eval"))
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 
@@ -339,6 +341,8 @@ def _batch_and_steps(base: Section, run_options: Section, given: Mapping[str, An
     if _get(run_options, "data.class_path") is None:
         rows = max(1, old_batch // _devices(base))
         options[EVAL_BATCH] = _get(base, EVAL_BATCH) or _get(base, MICRO_BATCH) or rows
+        if type(limit := _get(run_options, LIMIT)) is int and limit > 0:
+            options[LIMIT] = max(1, round(limit * old_batch / batch))
     return options
 
 

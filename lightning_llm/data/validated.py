@@ -92,11 +92,12 @@ def validated_windows(windows: Sequence[int], limit: Limit, global_batch_size: i
             f"{LIMIT} {limit} of {total} windows of the validation text is less than one: use at least 1/{total}, "
             "a whole number N for N × data.global_batch_size windows, or 0 for no validation"
         )
-    places = (2 * np.arange(count, dtype=np.int64) + 1) * total // (2 * count)  # the middle of each of `count` parts
+    # the last window of each of `count` parts: so N times as many windows contain these
+    places = np.arange(1, count + 1, dtype=np.int64) * total // count - 1
     of_sources, first = [], 0
     for number in windows:
         own = places[(places >= first) & (places < first + number)] - first
-        of_sources.append(own if len(own) or not number else np.array([number // 2]))
+        of_sources.append(own if len(own) or not number else np.array([number - 1]))
         first += number
     return Validated(of_sources, total)
 

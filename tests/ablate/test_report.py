@@ -277,7 +277,10 @@ def test_the_report_says_what_was_compared(experiment, capsys):
 
 def test_the_report_says_what_the_metric_is_of(experiment):
     plan = experiment({"a": {"effect": 0.0}}, base={"trainer": {"limit_val_batches": 2}})
-    assert report_of(load_experiment(plan.out))["validation"] == "2 batches of the validation text"
+    assert (
+        report_of(load_experiment(plan.out))["validation"]
+        == "2 × data.global_batch_size windows of the validation text"
+    )
 
 
 def test_secondary_metrics_have_intervals_and_decide_nothing(experiment, capsys):

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.comparison import METRICS, THREADS_DIFFER, group_runs, metric_values
+from lightning_llm.ablate.comparison import METRICS, OTHER_WINDOWS, THREADS_DIFFER, group_runs, metric_values
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import report_of
@@ -388,6 +389,30 @@ def test_the_same_validation_batches_are_the_same_text(tmp_path, capsys):
     second = on_text(tmp_path / "b", "relu", text="copy.txt", validation_batches="my.txtchar", batches="my.txt")
     assert main(["compare", first, second, "--paired"]) == 0
     assert "1 pair" in capsys.readouterr().out
+
+
+def test_other_validation_windows_get_no_verdict(tmp_path, capsys):
+    """Runs on one text, each side with its own windows of it."""
+    for side, mlp in enumerate(("swiglu", "relu")):
+        for seed in range(4):
+            on_text(tmp_path / f"{mlp}{seed}", mlp, validation_batches=f"{side}", val_loss=2.0 + side + seed / 1000)
+    file = tmp_path / "out.json"
+    assert main(["compare", str(tmp_path), "--delta", "0.1", "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert f"validation loss: no verdict; {OTHER_WINDOWS}" in said
+    assert not re.search("nats/token .*: (better|worse|equivalent)", said)
+    (effect,) = (one for one in json.loads(file.read_text())[1]["effects"] if one["metric"] == "val_loss")
+    assert (effect["verdict"], effect["difference"]) == ("no verdict", None)
+
+
+def test_other_tokenizers_have_no_verdict_on_a_part_of_the_text(tmp_path, capsys):
+    runs = [on_text(tmp_path / name, tokenizer=name, val_loss=2.0) for name in ("char", "byte")]
+    config = yaml.safe_load((tmp_path / "byte" / "config.yaml").read_text())
+    (tmp_path / "byte" / "config.yaml").write_text(yaml.safe_dump({**config, "trainer": {"limit_val_batches": 2}}))
+    assert main(["compare", *runs]) == 0
+    said = capsys.readouterr().out
+    assert f"validation loss: no verdict; {OTHER_WINDOWS}" in said
+    assert "bits/byte (" not in said
 
 
 def test_the_baseline_can_be_named(tmp_path, capsys, error_line):

@@ -40,6 +40,12 @@ def test_the_number_one_is_a_batch_and_the_fraction_all():
     assert [is_whole(limit) for limit in (None, 1.0, 1, 0.5, 0)] == [True, True, False, False, False]
 
 
+@given(st.integers(1, 500), st.integers(1, 20), st.integers(2, 5))
+def test_more_windows_contain_fewer(windows, few, times):
+    small, large = (set(validated_windows([windows], limit, 1).of_sources[0].tolist()) for limit in (few, few * times))
+    assert small <= large or few * times > windows
+
+
 def test_a_share_of_no_window_is_refused():
     with pytest.raises(
         ValueError, match=r"limit_val_batches 0\.009 of 100 windows .* use at least 1/100, a whole number"
