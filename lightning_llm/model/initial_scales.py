@@ -68,7 +68,7 @@ def rules_in_words(config: ModelConfig, seed: int) -> list[str]:
     lines = []
     for path, block, _ in _one_of_each_kind(config, seed):
         for attribute, kind in attributes.items():
-            part = block.get_submodule(attribute)
+            part = getattr(block, attribute, None) if attribute else block
             if kind in custom and hasattr(part, RULE):
                 lines.append(_in_words(f"{path}.{attribute}".rstrip("."), getattr(part, RULE)))
     return lines

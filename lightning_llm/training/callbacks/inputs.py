@@ -168,7 +168,8 @@ class InputHashes(Callback):
         transformer = getattr(module, "transformer", None)
         if isinstance(transformer, Transformer):
             self.initial_rules = {f"transformer.{name}": rule for name, rule in initial_rules(transformer).items()}
-            scales = initial_scales(transformer, transformer.config, is_loaded=module.init_from is not None)
+            is_loaded = getattr(module, "init_from", None) is not None
+            scales = initial_scales(transformer, transformer.config, is_loaded=is_loaded)
             self.initial_scales = {role: list(scale) for role, scale in scales.items()}
 
     def _hash_waiting(self) -> None:
