@@ -76,7 +76,8 @@ def write_boundaries(content: str, boundaries: Boundaries, names: Mapping[int, s
         "pair": [*before, _text("A"), *between, *before, _text("B"), *after],
         "special_tokens": {names[n]: {"id": names[n], "ids": [n], "tokens": [names[n]]} for n in sorted(used)},
     }
-    return json.dumps({**json.loads(content), "post_processor": template if used else None}, ensure_ascii=False)
+    parsed = {**json.loads(content), "post_processor": template if used else None}
+    return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
 
 
 def without_boundaries(content: str) -> dict[str, Any]:

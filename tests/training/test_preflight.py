@@ -130,6 +130,7 @@ def test_all_stores_of_a_mixture_are_counted(flags, tmp_path, monkeypatch, capsy
     assert re.findall("^ok  (.*) windows", table, re.MULTILINE) == [
         "train text  3,600 tokens, 224",
         "val text    400 tokens, 24",
+        "validation  all 26",
     ]
 
 

@@ -54,5 +54,5 @@ def test_bytes_of_windows_leave_out_first_tokens_and_ends_of_text():
     end = tokenizer.encode_batch([""])[0].dtype.type(tokenizer.eos_token_id)
     rows = [tokenizer.encode_batch(["some é"])[0]]
     first = tokenizer.byte_count(ids[0])
-    assert text_bytes(tokenizer, rows, None) == len("some é".encode()) - first
-    assert text_bytes(tokenizer, [np.append(rows[0], end)], int(end)) == len("some é".encode()) - first
+    assert text_bytes(tokenizer, rows, ()) == len("some é".encode()) - first
+    assert text_bytes(tokenizer, [np.append(rows[0], end)], (int(end),)) == len("some é".encode()) - first
