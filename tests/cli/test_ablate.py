@@ -79,7 +79,7 @@ def the_line(capsys):
         ({"variants": {"a": {"model.architecture.mpl": "relu"}}}, "a: "),  # an option that the baseline lacks
         ({"variants": {"a": {LEVEL: 0}}}, f"a equals the baseline, which has the same {LEVEL}: leave it out"),
         ({"variants": {"a": RELU, "b": RELU}}, "b equals a"),
-        ({"variants": {"a": {"data.tokenizer": "byte"}}}, "a changes data.tokenizer: another tokenizer has other windows"),
+        ({"variants": {"a": {"data.tokenizer": "byte"}}}, "data.tokenizer: another tokenizer has other windows"),
         ({"variants": {"a": {"data.context_length": 8}}}, "a changes data.context_length: a pair needs the same"),
         (
             {"variants": {"a": {"data.tokenizer": "byte"}}, "options": {"trainer.limit_val_batches": 1.0}},
