@@ -437,6 +437,7 @@ def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
 def test_every_shipped_experiment_can_be_planned(folder, monkeypatch, path):
     monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
     monkeypatch.setattr(cost, "time_pair", partial(cost.time_pair, rounds=2))
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "parts"))
     Path("configs").symlink_to(ROOT / "configs")
     assert main(["ablate", "run", str(path), "--out", "out", "--data.path", "text.txt"]) == 0
     plan = json.loads(Path("out", PLAN).read_text())
