@@ -22,8 +22,9 @@ def validate(shell, run, *words):
 
 
 @pytest.mark.slow
-def test_validation_scores_every_token_once_whatever_the_processes_and_batches(tiny, tmp_path, quick_processes):
-    cli = tiny("fit")
+@pytest.mark.parametrize("limit", [1.0, 2, 0.3])
+def test_validation_scores_the_same_windows_whatever_the_processes_and_batches(tiny, tmp_path, quick_processes, limit):
+    cli = tiny("fit", **{"trainer.limit_val_batches": limit})
     run = cli.trainer.log_dir
     truth = json.loads((tmp_path / run / "summary.json").read_text())
     for size in (1, 7, 64):
