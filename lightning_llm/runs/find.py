@@ -228,7 +228,10 @@ def check_resumable(checkpoint: Path, *, is_described: bool = True) -> dict[str,
         return check_run_checkpoint(checkpoint, is_described=is_described)
     except ValueError as error:
         problem = error
-    others = _newest_first(checkpoint.parent.parent) if checkpoint.parent.name == CHECKPOINTS else []
+    others: list[Path] = []
+    if checkpoint.parent.name == CHECKPOINTS:
+        best = checkpoint.with_name(BEST)  # which may be older than all others
+        others = [*_newest_first(checkpoint.parent.parent), *([best] if best.exists() else [])]
     for other in in_time(path for path in others if path != checkpoint):
         try:
             check_run_checkpoint(other, is_described=is_described)

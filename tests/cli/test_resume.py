@@ -56,14 +56,19 @@ def cut(path):
 
 def test_where_the_newest_cannot_be_resumed_the_message_names_the_newest_that_can(tiny, error_line):
     tiny("fit", **{"trainer.callbacks": [{**OFTEN[0], "init_args": {"every_n_steps": 1, "keep_last": 4}}]})
-    for step in (5, 6):
+
+    def spoil(step):
         content = read_checkpoint(path := FOLDER / f"step-{step:08d}.ckpt")
         content["loops"]["fit_loop"]["epoch_progress"]["total"]["ready"] = 9
         path.unlink()  # the best may be the same file
         write_atomically(content, path)
-    with pytest.raises(SystemExit, match="2"):
-        tiny("fit", "--ckpt_path=last")
-    assert f"the newest that can be resumed: --ckpt_path {FOLDER}/step-00000004.ckpt" in error_line()
+
+    for steps, newest in (((5, 6), "step-00000004.ckpt"), ((3, 4), "best.ckpt")):
+        for step in steps:
+            spoil(step)
+        with pytest.raises(SystemExit, match="2"):
+            tiny("fit", "--ckpt_path=last")
+        assert f"the newest that can be resumed: --ckpt_path {FOLDER}/{newest}" in error_line()
 
 
 def test_the_command_says_where_it_goes_on_from(tiny, capsys):

@@ -17,6 +17,7 @@ from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 from tests.tiny_run import assert_same_weights
 
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
 STEPS = 12
 TRIPLES_OF_LAYOUT = 67  # 201 of three layouts
 MODEL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 8}
@@ -31,21 +32,21 @@ LAYOUTS = {
 
 
 class Signals(Callback):
-    """Sends SIGTERM to this process at one of the batch boundaries of a run, and counts them."""
+    """Sends SIGTERM or SIGINT to this process at one of the batch boundaries of a run, and counts them."""
 
     def __init__(self, at):
         self.at, self.seen = at, 0
 
     def on_train_batch_end(self, *args, **kwargs):
         if self.seen == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), NUMBERS[self.at % 2])
         self.seen += 1
 
     on_validation_batch_end = on_train_batch_end
 
 
 class KilledError(Exception):
-    """SIGTERM outside training, as in a sanity check: nothing is saved."""
+    """A signal outside training, as in a sanity check: nothing is saved."""
 
 
 def killed(number, frame):
@@ -106,7 +107,8 @@ def runs_of_layout(request, tmp_path_factory, text_file):
 def runs(runs_of_layout, monkeypatch, default_signals):
     """The runs of one layout, each once in all tests."""
     monkeypatch.chdir(runs_of_layout.folder)
-    signal.signal(signal.SIGTERM, killed)
+    for number in NUMBERS:
+        signal.signal(number, killed)
     return runs_of_layout
 
 
