@@ -305,7 +305,13 @@ class TokenDataModule(LightningDataModule):
             return length, 0
         if trainer.max_steps > 0 and trainer.max_epochs in (None, -1):
             length = trainer.max_steps * accumulation
-        limited = limited_batches(length, trainer.limit_train_batches)
+        limit = trainer.limit_train_batches
+        limited = limited_batches(length, limit)
+        if not limited and limit:
+            raise ValueError(
+                f"trainer.limit_train_batches {limit} of {length} micro-batches is less than one: "
+                f"use at least {accumulation}/{length}, or a whole number"
+            )
         if limited % accumulation:
             raise ValueError(
                 f"trainer.limit_train_batches leaves {limited} micro-batches, which is not a multiple of the "

@@ -99,6 +99,10 @@ def test_all_faults_are_said_at_once(refused):
             {"data.micro_batch_size": 4, "trainer.limit_train_batches": 3},
             "trainer.limit_train_batches leaves 3 micro-batches, which is not a multiple of the 2 of an optimizer step",
         ),
+        (
+            {"trainer.limit_train_batches": 0.001},
+            "trainer.limit_train_batches 0.001 of 6 micro-batches is less than one",
+        ),
     ],
 )
 def test_what_the_data_module_would_raise_is_found(refused, changes, says):
