@@ -9,9 +9,10 @@ adopted: then seeds are fresh, since the old baseline was lucky on the old ones.
 
 import dataclasses
 import math
+import shlex
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ import yaml
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import DELTA, PLAN_FIELDS, Experiment, experiment_of
-from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, standing
+from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, confirming_seeds, standing
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, was_changed, write_hashed
 from lightning_llm.ablate.ratios import INTERVAL
-from lightning_llm.ablate.results import Result, losses_of, run_seconds, trained_here
+from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.words import bounds
-from lightning_llm.io.atomic import write_text
+from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.schema import (
     NUMBER,
     POSITIVE,
@@ -46,6 +47,7 @@ from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, inter
 
 STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
 ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
+FINAL = "final.json"  # in a stream that takes no more ideas: how many it has
 MOST_IDEAS = 9_999
 SET_BY_CONFIG = {"precision", "tf32"}  # of the environment: an adopted idea may change them
 BLOCK = 1000  # seeds between one baseline's and the next one's
@@ -117,6 +119,11 @@ class Stream:
         if [verdict["place"] for verdict in verdicts] != list(range(1, len(verdicts) + 1)):
             raise ValueError(f"{out / IDEAS}: the ideas are not numbered from 1: restore the folders that are missing")
         return cls(out, content, verdicts, unfinished)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it takes no more ideas, so that its losses may be known."""
+        return (self.out / FINAL).exists()
 
     @property
     def place(self) -> int:
@@ -195,6 +202,50 @@ def settings(alpha: float | None, most: int | None, workers: int | None) -> dict
     content["most"] = rule.most if most is None else most
     validate(content, record(_SETTINGS), "ablate try")
     return content
+
+
+def finish(stream: Stream) -> None:
+    """End a stream: no idea can be tried any more, and its report has the losses of all pairs.
+
+    Raises:
+        ValueError: An idea has no verdict yet.
+    """
+    if stream.unfinished is not None:
+        command = f"lightning-llm ablate try {shlex.quote(str(stream.out))}"
+        raise ValueError(f"{stream.unfinished.name} has no verdict yet: {command} continues it, --give-up ends it")
+    write_json(stream.out / FINAL, {"ideas": len(stream.verdicts)})
+
+
+def refuse_final(stream: Stream) -> None:
+    """Refuse another idea for a stream that is final.
+
+    Raises:
+        ValueError: It is: whoever proposes ideas could fit them to losses that are known.
+    """
+    if stream.is_final:
+        raise ValueError(f"{stream.out} is final, and its report has the losses of its seeds: begin another stream")
+
+
+def pairs_of(stream: Stream, verdict: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The losses of an idea's pairs that have ended, by seed; ``None``: the run diverged.
+
+    Args:
+        stream: Of the idea.
+        verdict: Its verdict.
+    """
+    plan = Plan.read(stream.folder(verdict))
+    losses, idea = losses_of(results_of(plan)), idea_in(plan)
+    (name,) = plan.experiment.variants
+
+    def of_seeds(seeds: Iterable[int]) -> list[dict[str, Any]]:
+        runs = [(seed, RunKey(BASELINE, seed), RunKey(name, seed)) for seed in seeds]
+        ended = [run for run in runs if run[1] in losses and run[2] in losses]
+        return [{"seed": seed, "baseline": losses[base], "variant": losses[own]} for seed, base, own in ended]
+
+    return {
+        "by_seed": of_seeds(plan.experiment.seeds(idea.most)),
+        "confirming_by_seed": of_seeds(confirming_seeds(idea)),
+    }
 
 
 def begin(out: Path, content: Mapping[str, Any], baseline: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate import page
-from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream
+from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream, pairs_of
 from lightning_llm.ablate.words import bounds, pairs_in_words, parameter_excess, signed
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.units import shown_duration
@@ -78,6 +78,8 @@ def summary_of(stream: Stream) -> list[str]:
     if stream.unfinished is not None:
         command = f"lightning-llm ablate try {shlex.quote(str(stream.out))}"
         lines.append(f"{stream.unfinished.name} has no verdict yet: {command} continues it.")
+    if stream.is_final:
+        return [*lines, "It is final: report.json has the losses of all pairs, and no idea can be tried any more."]
     threshold = rule.threshold(stream.place, len(adopted))
     lines += [f"An idea at place {stream.place} has to reach an e-value of {threshold:.3g} within {rule.most} pairs."]
     about = "If differences are about normal, the expected share of useless ideas among the adopted ones is at most"
@@ -85,7 +87,10 @@ def summary_of(stream: Stream) -> list[str]:
 
 
 def stream_report(stream: Stream) -> dict[str, Any]:
-    """The ideas of a stream and its settings, as ``report.json`` holds them."""
+    """The ideas of a stream and its settings, as ``report.json`` holds them; of a final one, with all losses."""
+    ideas = [{key: value for key, value in verdict.items() if key != "hash"} for verdict in stream.verdicts]
+    if stream.is_final:
+        ideas = [idea | pairs_of(stream, idea) for idea in ideas]
     return {
         "out": str(stream.out),
         **{field: stream.content[field] for field in ("alpha", "most", "environment")},
@@ -94,7 +99,8 @@ def stream_report(stream: Stream) -> dict[str, Any]:
         "adopted": [verdict["place"] for verdict in stream.adopted],
         "gain": sum(verdict["confirmation"]["difference"] for verdict in stream.adopted),
         "run_seconds": stream.run_seconds,
-        "ideas": [{key: value for key, value in verdict.items() if key != "hash"} for verdict in stream.verdicts],
+        "is_final": stream.is_final,
+        "ideas": ideas,
     }
 
 

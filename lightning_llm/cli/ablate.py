@@ -30,7 +30,7 @@ from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
-from lightning_llm.ablate.stream import STREAM, Stream, write_current
+from lightning_llm.ablate.stream import STREAM, Stream, finish, write_current
 from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
 from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.ablate.worker import Stopped, work
@@ -95,6 +95,8 @@ def _options(parser: OneLineParser) -> None:
     status = action("status", _status, "show the progress of an experiment")
     about = "print the report, and write report.json and report.html to its folder"
     report = action("report", _report, about)
+    about = "end a stream of ideas: its report then has the losses of all pairs, and no further idea can be tried"
+    report.add_argument("--final", action="store_true", help=about)
     measure = action("measure", _measure, "measure time and memory of each side (run nothing else meanwhile)")
     worker = action("work", _work, "train runs that no other worker trains, until the experiment has ended")
     for parser_of_folder in (extend, status, report, measure, worker):
@@ -233,10 +235,14 @@ def _status(options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     if (options.folder / STREAM).exists():
         stream = Stream.read(options.folder)
+        if options.final:
+            finish(stream)
         write_current(stream)
         _show_stream(stream)
         print(f"Written: {write_stream_report(stream)}")
         return
+    if options.final:
+        raise ValueError(f"--final ends a stream of ideas, and {options.folder} is none: leave it out")
     has_ladder = (options.folder / LADDER).exists()
     (write_ladder if has_ladder else ablate_run.write)(options.folder)
 

@@ -35,6 +35,7 @@ from lightning_llm.ablate.stream import (
     first_seed,
     idea_at,
     is_settled,
+    refuse_final,
     set_aside,
     settings,
     store_verdict,
@@ -99,6 +100,7 @@ def attempt(options: argparse.Namespace) -> int:
         if first is not None and _is_new(out):  # another call may have begun it
             begin(out, *first)
         stream = Stream.read(out)
+        refuse_final(stream)
         if options.give_up:
             return _give_up(stream, options)
         if (verdict := _last_verdict(stream, options)) is not None:

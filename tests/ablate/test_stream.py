@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import yaml
 
@@ -16,16 +17,19 @@ from lightning_llm.ablate.stream import (
     Stream,
     asked_of,
     begin,
+    finish,
     first_seed,
     folder_of,
     idea_at,
     is_settled,
+    refuse_final,
     settings,
     store_verdict,
     verdict_of,
     write_current,
 )
-from lightning_llm.statistics.stream import StreamRule
+from lightning_llm.ablate.stream_report import stream_report
+from lightning_llm.statistics.stream import StreamRule, e_value_of
 from tests.ablate.conftest import work
 
 CONTENT = {
@@ -202,3 +206,36 @@ def test_settings_are_checked(wrong):
     assert settings(None, None, None) == {"alpha": 0.05, "most": 24, "workers": None}
     with pytest.raises(ValueError, match=f"ablate try: {next(iter(wrong))} is"):
         settings(**{"alpha": None, "most": None, "workers": None, **wrong})
+
+
+def mean_of(pairs, count):
+    """Of the differences of so many pairs whose baseline did not diverge."""
+    differences = [pair["variant"] - pair["baseline"] for pair in pairs if pair["baseline"] is not None]
+    return np.mean(differences[:count])
+
+
+def test_a_final_stream_publishes_its_losses_and_takes_no_more_ideas(stream, tmp_path):
+    for effect, name in ((-0.5, "a"), (0.1, "b")):
+        end(stream(effect, name))
+    out = tmp_path / "s"
+    assert "by_seed" not in json.dumps(stream_report(Stream.read(out)))
+    refuse_final(Stream.read(out))
+    finish(Stream.read(out))
+    better, worse = stream_report(Stream.read(out))["ideas"]
+    assert (better["verdict"], worse["verdict"]) == ("adopted", "rejected")
+    for idea in (better, worse):  # the losses give the numbers again
+        assert mean_of(idea["by_seed"], idea["pairs"]) == pytest.approx(idea["difference"])
+        differences = [pair["variant"] - pair["baseline"] for pair in idea["by_seed"]][: idea["pairs"]]
+        assert e_value_of(differences) == pytest.approx(idea["e_value"])
+    confirmed = better["confirmation"]
+    assert mean_of(better["confirming_by_seed"], confirmed["pairs"]) == pytest.approx(confirmed["difference"])
+    assert len(better["confirming_by_seed"]) == confirmed["pairs"]
+    assert not worse["confirming_by_seed"]
+    with pytest.raises(ValueError, match="is final, and its report has the losses of its seeds: begin another stream"):
+        refuse_final(Stream.read(out))
+
+
+def test_a_stream_with_an_unfinished_idea_cannot_end(stream, tmp_path):
+    stream(-0.5)
+    with pytest.raises(ValueError, match=r"0001-a has no verdict yet: .* continues it, --give-up ends it"):
+        finish(Stream.read(tmp_path / "s"))

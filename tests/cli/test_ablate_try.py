@@ -440,6 +440,17 @@ def test_a_report_that_cannot_be_written_changes_no_status(folder, trainer, caps
     assert "s/report.json was not written" in capsys.readouterr().err
 
 
+def test_a_final_stream_is_reported_with_its_losses_and_takes_no_more_ideas(folder, trainer, capsys):
+    assert attempt("--vary", GELU) == 3
+    assert main(["ablate", "report", "s", "--final"]) == 0
+    assert "It is final: report.json has the losses of all pairs" in capsys.readouterr().out
+    assert len(json.loads(Path("s/report.json").read_text())["ideas"][0]["by_seed"]) >= 3
+    assert attempt("--vary", RELU) == 2
+    assert "s is final, and its report has the losses of its seeds: begin another stream" in the_line(capsys)
+    assert main(["ablate", "report", "s/ideas/0001-gelu", "--final"]) == 2
+    assert "--final ends a stream of ideas, and s/ideas/0001-gelu is none: leave it out" in the_line(capsys)
+
+
 def test_an_experiment_of_what_one_pair_would_have_kept(folder, trainer):
     assert attempt("--vary", RELU) == 0
     assert attempt("--vary", f"{EPS}=1e-4") == 3
