@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.train import cli_main
@@ -69,6 +70,26 @@ def test_where_the_newest_cannot_be_resumed_the_message_names_the_newest_that_ca
         with pytest.raises(SystemExit, match="2"):
             tiny("fit", "--ckpt_path=last")
         assert f"the newest that can be resumed: --ckpt_path {FOLDER}/{newest}" in error_line()
+
+
+def test_what_lightnings_loops_count_matters_to_no_command_but_fit(tiny, error_line, tmp_path):
+    tiny("fit")
+    path = FOLDER / "step-00000006.ckpt"
+    content = read_checkpoint(path)
+    content["loops"]["fit_loop"]["epoch_progress"]["total"]["ready"] = 9
+    path.unlink()  # the best may be the same file
+    write_atomically(content, path)
+    (tmp_path / "more.txt").write_text("abc\n" * 40)
+    for words in (
+        ["generate", str(path), "--max-new-tokens", "2", "--prompt", "a"],
+        ["evaluate", str(path), "--data", "more.txt"],
+        ["export", str(path), "--to", "hf", "out"],
+        ["validate", "--ckpt_path", str(path)],
+    ):
+        assert main(words) == 0, words
+    with pytest.raises(SystemExit, match="2"):
+        tiny("fit", f"--ckpt_path={path}", **{"trainer.max_steps": 8})
+    assert "epoch_progress" in error_line()
 
 
 def test_the_command_says_where_it_goes_on_from(tiny, capsys):
