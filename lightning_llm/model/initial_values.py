@@ -125,6 +125,7 @@ def construct(part: Part) -> nn.Module:
 
 
 def _constructed(part: Part) -> nn.Module:
+    """The part on the CPU, with its rule. A custom part is made twice: the copy shows what is not seeded, and is called."""
     outer = Recorder.active
     if outer is not None:  # the outermost custom part decides which parameters keep their values
         made = _made(part, outer)
@@ -187,7 +188,10 @@ def _new_memory(*, is_filled: bool) -> Iterator[None]:
             torch.use_deterministic_algorithms(True, warn_only=True)
         memory.fill_uninitialized_memory = is_filled
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            if (
+                is_filled
+            ):  # the second time: what it warns of is known, and operators warn that they are not deterministic
+                warnings.simplefilter("ignore")
             yield
     finally:
         torch.use_deterministic_algorithms(usual[0], warn_only=usual[1])
