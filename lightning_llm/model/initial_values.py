@@ -125,7 +125,7 @@ def construct(part: Part) -> nn.Module:
 
 
 def _constructed(part: Part) -> nn.Module:
-    """The part on the CPU, with its rule. A custom one is made twice: the copy shows what is not seeded, and is called."""
+    """The part on the CPU, with its rule. A custom one is made twice: the copy shows what has no seed, and is called."""
     outer = Recorder.active
     if outer is not None:  # the outermost custom part decides which parameters keep their values
         made = _made(part, outer)
@@ -188,9 +188,7 @@ def _new_memory(*, is_filled: bool) -> Iterator[None]:
             torch.use_deterministic_algorithms(True, warn_only=True)
         memory.fill_uninitialized_memory = is_filled
         with warnings.catch_warnings():
-            if (
-                is_filled
-            ):  # the second time: what it warns of is known, and operators warn that they are not deterministic
+            if is_filled:  # the second time: its own warnings are known, and nondeterministic operators warn too
                 warnings.simplefilter("ignore")
             yield
     finally:
