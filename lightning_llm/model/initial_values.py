@@ -125,7 +125,7 @@ def construct(part: Part) -> nn.Module:
 
 
 def _constructed(part: Part) -> nn.Module:
-    """The part on the CPU, with its rule. A custom one is made twice: the copy shows what has no seed, and is called."""
+    """The part on the CPU, with its rule. A custom one is made twice; the copy is compared with it, and called."""
     outer = Recorder.active
     if outer is not None:  # the outermost custom part decides which parameters keep their values
         made = _made(part, outer)
