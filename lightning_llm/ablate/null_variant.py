@@ -31,16 +31,18 @@ def _redraw_parts(model: Any, kind: str, attribute: str) -> bool:
     """Whether a value changed."""
     config, changed = model.architecture, []
     for layer, block in enumerate(model.transformer.layers):
+        if not isinstance(old := getattr(block, attribute, None), nn.Module):
+            continue  # a custom block need not have it
         path = f"layers.{layer}.{attribute}"
         renamed = f"{path}.{RENAMED}"
         part = build(kind, config.layer_configs[layer], seed=model.seed, path=renamed, layer=layer)
         initialize(part, config, model.seed, renamed)
         # what the constructor of a custom block set in this part, the part by itself would not have
-        of_block = kept_names(block, f"layers.{layer}") - kept_names(getattr(block, attribute), path)
+        of_block = kept_names(block, f"layers.{layer}") - kept_names(old, path)
         by_block = {name.removeprefix(f"{path}.") for name in of_block} - kept_names(part)
-        values = {name: value for name, value in part.named_parameters() if name not in by_block}
-        old_values = dict(getattr(block, attribute).named_parameters())
-        changed += [_take(old_values[name], value) for name, value in values.items()]
+        values = dict(part.named_parameters())
+        names = [name for name, _ in old.named_parameters() if name in values and name not in by_block]
+        changed += [_take(old.get_parameter(name), values[name]) for name in names]
     return any(changed)
 
 

@@ -30,7 +30,7 @@ from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.timer import interleave, num_threads
-from lightning_llm.model.initial_scales import scales_before_a_run
+from lightning_llm.model.initial_scales import one_of_each_kind, scales_of_blocks
 from lightning_llm.runs.code import code_of, commit_of_package
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.training.environment import environment_of
@@ -242,7 +242,7 @@ class Setup:
         """The scales of the initial weights; ``None`` if these come from a file, which all arms share."""
         if getattr(arm.model, "init_from", None) is not None:
             return None
-        scales = scales_before_a_run(arm.architecture, self.experiment.first_seed)
+        scales = scales_of_blocks(one_of_each_kind(arm.architecture, self.experiment.first_seed), arm.architecture)
         return {role: list(scale) for role, scale in scales.items()}
 
     def _identities(self, threads: int) -> dict[str, Identity]:

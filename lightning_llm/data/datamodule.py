@@ -373,6 +373,13 @@ class TokenDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Give the trainer its limit back: other data may follow."""
+        self._give_limit_back()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Give it back after an error, too: then Lightning calls no ``teardown``."""
+        self._give_limit_back()
+
+    def _give_limit_back(self) -> None:
         if self.trainer is not None:
             self.trainer.limit_val_batches = asked_limit(self.trainer)
 

@@ -22,13 +22,6 @@ from lightning_llm.statistics.pairing import RESIDUAL as WRITES
 from lightning_llm.statistics.scales import Scale
 
 RESIDUAL = " output"
-HOW = {
-    "declared": "its class declares that",
-    "output": "the part returns its output",
-    "name": "by its name",
-    "none": "none is declared, returned or known by its name",
-}
-MOST_NAMES = 5
 LAYER_KINDS = {"self_attn": "attention", "mlp": "MLP"}
 HOW = {
     "declared": "its class declares that",
@@ -37,6 +30,7 @@ HOW = {
     "none": "none is declared, returned or known by its name",
 }
 MOST_NAMES = 5
+OUTSIDE_BLOCKS = {"position": "embed_positions", "norm": "norm", "loss": "objective"}
 KINDS = {"embed_tokens": "embedding", "lm_head": "head", "embed_positions": "position"}
 
 
@@ -52,41 +46,54 @@ def initial_scales(transformer: nn.Module, config: ModelConfig, *, is_loaded: bo
     return _by_role(_squares(transformer, stds, residual_paths(transformer), ""))
 
 
-def scales_before_a_run(config: ModelConfig, seed: int) -> dict[str, Scale]:
-    """The same of the blocks alone, of a model that does not exist yet: one block of each kind is made on the CPU."""
+def one_of_each_kind(config: ModelConfig, seed: int) -> list[tuple[str, Block, int]]:
+    """The first block of each kind, made on the CPU with its initial values: its path, itself, and how many there are.
+
+    Raises:
+        ValueError: A part cannot be made, or its initial values are not known: see ``model.initial_values``.
+    """
+    found = []
+    for group in layer_groups(config):
+        path = f"layers.{group.indices[0]}"
+        block: Block = build("block", group.config, seed=seed, path=path, layer=group.indices[0], base=Block)
+        initialize(block, group.config, seed, path)
+        found.append((path, block, len(group.indices)))
+    return found
+
+
+def scales_of_blocks(blocks: Iterable[tuple[str, Block, int]], config: ModelConfig) -> dict[str, Scale]:
+    """The scale of each role in the blocks of a model, before there is one; ``blocks``: :func:`one_of_each_kind`."""
     found: list[tuple[str, float, int]] = []
-    for path, block, times in _one_of_each_kind(config, seed):
+    for path, block, times in blocks:
         stds, residual = assigned_stds(block, config, path), residual_paths(block, path)
         found += [(role, times * square, times * n) for role, square, n in _squares(block, stds, residual, path)]
     return _by_role(found)
 
 
-def rules_in_words(config: ModelConfig, seed: int) -> list[str]:
-    """A sentence for each custom part of a block: what writes to the residual stream, and what its constructor set."""
-    custom = {kind.rpartition(".")[2] for kind in config.custom_parts}
-    attributes = {"self_attn": "attention", "mlp": "mlp", "": "block"}
-    lines = []
-    for path, block, _ in _one_of_each_kind(config, seed):
-        for attribute, kind in attributes.items():
-            part = getattr(block, attribute, None) if attribute else block
-            if kind in custom and hasattr(part, RULE):
-                lines.append(_in_words(f"{path}.{attribute}".rstrip("."), getattr(part, RULE)))
-    return lines
+def rules_in_words(blocks: Iterable[tuple[str, Block, int]], config: ModelConfig, seed: int) -> list[str]:
+    """A sentence for each custom part: what writes to the residual stream, and what its constructor set.
+
+    Args:
+        blocks: :func:`one_of_each_kind`.
+        config: Of the model.
+        seed: Of the initial values.
+
+    Raises:
+        ValueError: As :func:`one_of_each_kind`, for a part outside of the blocks.
+    """
+    roots = [(path, block) for path, block, _ in blocks]
+    for kind, path in OUTSIDE_BLOCKS.items():
+        if kind in config.custom_parts:
+            size = config.hidden_size if kind == "norm" else None
+            roots.append((path, build(kind, config, seed=seed, path=path, size=size)))
+    found = ((path, getattr(part, RULE, None)) for root, top in roots for path, part in top.named_modules(prefix=root))
+    return [_in_words(path, rule) for path, rule in found if rule is not None and rule.is_custom]
 
 
 def _in_words(path: str, rule: InitialRule) -> str:
     writes = f"{', '.join(sorted(rule.residual)) or 'no layer'} writes to the residual stream ({HOW[rule.source]})"
     kept = ", ".join(sorted(rule.kept)[:MOST_NAMES]) + ", …" * (len(rule.kept) > MOST_NAMES)
     return f"{path}: {writes}; {f'its constructor set {kept}' if kept else 'the table sets all weights'}"
-
-
-def _one_of_each_kind(config: ModelConfig, seed: int) -> Iterator[tuple[str, Block, int]]:
-    """The first block of each kind with its initial values: its path, itself, and how many there are."""
-    for group in layer_groups(config):
-        path = f"layers.{group.indices[0]}"
-        block: Block = build("block", group.config, seed=seed, path=path, layer=group.indices[0], base=Block)
-        initialize(block, group.config, seed, path)
-        yield path, block, len(group.indices)
 
 
 def scales_of_table(scales: Mapping[str, Scale], config: ModelConfig) -> dict[str, Scale]:
@@ -108,7 +115,7 @@ def initial_rules(transformer: nn.Module) -> dict[str, str]:
 def _squares(
     module: nn.Module, stds: Mapping[str, float], residual: Collection[str], name: str
 ) -> Iterator[tuple[str, float, int]]:
-    """Of each matrix: its role, the sum of its squares, and the number of its elements."""
+    """The role of each matrix, the sum of its squares, and the number of its elements."""
     for path, parameter in module.named_parameters(name):
         if parameter.dim() < 2:
             continue

@@ -47,11 +47,13 @@ class InitialRule(NamedTuple):
         residual: Paths inside the part of the layers that write to the residual stream.
         source: How these are known: the class declares them; the part returns their output; by their name; there are
             none.
+        is_custom: Whether the part's class is from elsewhere.
     """
 
     kept: frozenset[str] = frozenset()
     residual: frozenset[str] = frozenset()
     source: Source = "declared"
+    is_custom: bool = False
 
 
 class Part(NamedTuple):
@@ -145,10 +147,10 @@ def _constructed(part: Part) -> nn.Module:
     for each, copy_of, found in inner:
         if each.is_custom:
             residual, source = _residual(each, copy_of, ())
-            setattr(found, RULE, InitialRule(frozenset(), residual, source))
+            setattr(found, RULE, InitialRule(frozenset(), residual, source, is_custom=True))
     inside = {path for path, module in made.named_modules() if any(module is found for *_, found in inner)}
     residual, source = _residual(part, copy, inside)
-    setattr(made, RULE, InitialRule(_kept(made, recorder), residual, source))
+    setattr(made, RULE, InitialRule(_kept(made, recorder), residual, source, is_custom=True))
     return made
 
 

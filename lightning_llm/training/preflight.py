@@ -24,7 +24,7 @@ from lightning_llm.io.options import raise_all
 from lightning_llm.io.units import decimal_size
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.initial_scales import rules_in_words, scales_before_a_run, scales_of_table
+from lightning_llm.model.initial_scales import one_of_each_kind, rules_in_words, scales_of_blocks, scales_of_table
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.statistics.scales import differing_scales
 from lightning_llm.training.budget import optimizer_state_bytes
@@ -234,8 +234,9 @@ def _initial_values(model: Any) -> Iterator[Check]:
     if not config.custom_parts:
         return
     try:
-        lines = rules_in_words(config, seed)
-        scales = scales_before_a_run(config, seed)
+        blocks = one_of_each_kind(config, seed)
+        lines = rules_in_words(blocks, config, seed)
+        scales = scales_of_blocks(blocks, config)
     except ValueError as error:
         yield Check("initial values", "of a custom part", str(error))
         return

@@ -110,3 +110,19 @@ def test_where_the_mlps_are_not_random_others_are_redrawn(tied):
     both = module(**fixed, attention=f"{HERE}.FixedAttention")
     assert redrawn(both) == {"embed_tokens.weight"}
     assert not both.transformer.embed_tokens.weight[65:].any()
+
+
+class Wrapped(Block):
+    """Puts something else in the place of a part that it has built, and does without the attention."""
+
+    def __init__(self, config, layer, seed):
+        super().__init__(config, layer, seed)
+        self.mlp = nn.Sequential(self.mlp)
+        del self.self_attn
+
+    def join(self, x, context):
+        return x + self.mlp(x)
+
+
+def test_a_block_without_the_usual_parts_is_redrawn_where_it_can_be():
+    assert redrawn(module(block=f"{HERE}.Wrapped")) == {"embed_tokens.weight"}

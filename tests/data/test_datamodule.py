@@ -215,6 +215,18 @@ def test_a_limit_counts_windows_spaced_over_the_validation_text(store, limit, si
     assert again == found[0]
 
 
+def test_after_an_error_the_trainer_has_its_limit_again(store):
+    class Fails(Recorder):
+        def training_step(self, *args):
+            raise RuntimeError("planted")
+
+    trainer = make_trainer(limit_val_batches=1)
+    with pytest.raises(RuntimeError, match="planted"):
+        trainer.fit(Fails(), datamodule=make_data(store))
+    assert trainer.limit_val_batches == 1
+    assert type(trainer.limit_val_batches) is int
+
+
 def test_a_limit_beyond_the_text_or_none_is_all_of_it(store, capsys):
     for limit in (2, 1.0, None):
         model = fit(make_data(store), val_check_interval=12, limit_val_batches=limit)

@@ -54,7 +54,7 @@ def killed(number, frame):
 
 
 class Runs:
-    """Starts and resumes of one run. A checkpoint of the same content goes on in the same way: each way is run once."""
+    """Starts and resumes of one run. A checkpoint of the same content continues in the same way: each is run once."""
 
     def __init__(self, folder, text, layout):
         self.folder, self.text, self.layout = folder, text, layout

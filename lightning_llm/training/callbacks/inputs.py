@@ -57,7 +57,7 @@ class InputHashes(Callback):
 
     Attributes:
         initial_values: For each parameter by name; ``None`` if they are not known.
-        initial_rules: By name, ``kept`` or ``residual``; all others follow the table.
+        initial_rules: By name, ``kept`` or ``residual``; all others follow the table. ``None`` if they are not known.
         initial_scales: By role, scale and number of elements.
         batches: Of the training batches, known at the end of training; ``None`` if they cannot be hashed.
         batches_at: Of the training batches up to some of the steps, as of the last save.
@@ -66,7 +66,7 @@ class InputHashes(Callback):
 
     def __init__(self) -> None:
         self.initial_values: dict[str, str] | None = None
-        self.initial_rules: dict[str, str] = {}
+        self.initial_rules: dict[str, str] | None = None
         self.initial_scales: dict[str, list[float]] = {}
         self.batches: str | None = None
         self.batches_at: dict[int, str] = {}
@@ -143,13 +143,14 @@ class InputHashes(Callback):
         if self.initial_values is not None and (batches := self._read_training(trainer)) is not None:
             at = {str(step): value for step, value in self.batches_at.items()}
             state = {INITIAL_VALUES: self.initial_values, BATCHES: batches, BATCHES_AT: at}
-            state |= {INITIAL_RULES: self.initial_rules, INITIAL_SCALES: self.initial_scales}
+            if self.initial_rules is not None:
+                state |= {INITIAL_RULES: self.initial_rules, INITIAL_SCALES: self.initial_scales}
             checkpoint["callbacks"][self.state_key] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.initial_values, self.batches = state_dict[INITIAL_VALUES], state_dict[BATCHES]
         self.batches_at = {int(step): value for step, value in state_dict.get(BATCHES_AT, {}).items()}
-        self.initial_rules = state_dict.get(INITIAL_RULES, {})
+        self.initial_rules = state_dict.get(INITIAL_RULES)
         self.initial_scales = state_dict.get(INITIAL_SCALES, {})
 
     def record(self, steps: int) -> dict[str, Any]:
