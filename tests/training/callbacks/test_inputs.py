@@ -145,8 +145,12 @@ def test_a_checkpoint_without_hashes_by_step_continues_with_those_it_has(summary
     (path,) = (tmp_path / "old").glob("run/*/checkpoints/step-*.ckpt")
     content = read_checkpoint(path)
     assert content["callbacks"]["InputHashes"].pop("batches_at").keys() == {"1", "2"}
+    assert content["callbacks"]["InputHashes"].pop("initial_rules") == whole["initial_rules"]
     torch.save(content, path)
-    assert summary("old", f"--ckpt_path={path}")["batches_at"] == {"3": whole["batches"]}
+    found = summary("old", f"--ckpt_path={path}")
+    assert found["batches_at"] == {"3": whole["batches"]}
+    assert found["initial_rules"] is None  # not known, and not that no parameter has a rule
+    assert not mismatch(found, whole)
 
 
 def test_runs_of_other_lengths_are_a_pair_if_their_common_batches_are_the_same(summary, monkeypatch):
