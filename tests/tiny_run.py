@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from lightning_llm.__main__ import main
 from lightning_llm.cli.train import cli_main
 from lightning_llm.runs.lock import LOCK
 from lightning_llm.runs.status import FAILED, FINISHED, write_status
+
+# TensorBoard reads a run's event files in the order of their names: second, host, process, number. Two runs of one
+# process within a second would come in the wrong order where the second's number has a digit more: 10 before 9.
+event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)
 
 TINY = {
     "model.architecture.hidden_size": 32,

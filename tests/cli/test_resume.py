@@ -1,5 +1,6 @@
 """Going on from a checkpoint: the same run, the same curve, and every difference said."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli.train import cli_main
-from lightning_llm.runs.directory import step_files
+from lightning_llm.runs.directory import step_files, step_of
 from lightning_llm.training.callbacks import StopOnSignal
 from tests.tiny_run import assert_same_weights, curves, weights
 
@@ -111,11 +112,12 @@ def test_the_curve_goes_on_without_gap_or_overlap(tiny, monkeypatch, every):
     assert_same_weights(weights(whole), weights(rest))
 
 
-def test_a_validation_that_was_owed_is_made_up_for(tiny, monkeypatch, capsys):
+@pytest.mark.parametrize("step", [3, 6])  # after both a validation is due; no step follows the second
+def test_a_validation_that_was_owed_is_made_up_for(tiny, monkeypatch, step):
     whole = tiny("fit", **{"trainer.default_root_dir": "whole"})
 
     def interrupted(self, trainer, *args, **kwargs):
-        if trainer.global_step == 3 and not self._received:  # a step after which a validation is due
+        if trainer.global_step == step and not self._received:
             os.kill(os.getpid(), signal.SIGTERM)
         original(self, trainer, *args, **kwargs)
 
@@ -127,9 +129,12 @@ def test_a_validation_that_was_owed_is_made_up_for(tiny, monkeypatch, capsys):
             with pytest.raises(SystemExit) as leaving:
                 tiny("fit")
         assert leaving.value.code == 143
-        assert [path.name for path in FOLDER.iterdir()] == ["step-00000003.ckpt"]
+        assert max(step_of(path) for path in FOLDER.iterdir()) == step
         tiny("fit", "--ckpt_path=last")
-        assert curves(RUN)["val_loss"] == curves(whole.trainer.log_dir)["val_loss"]
+        found, expected = (json.loads((run / "summary.json").read_text()) for run in (RUN, Path(whole.trainer.log_dir)))
+        assert found["val_loss"] == expected["val_loss"]
+        if step == 3:
+            assert curves(RUN)["val_loss"] == curves(whole.trainer.log_dir)["val_loss"]
 
 
 def test_a_restart_at_each_step_changes_nothing(tiny, monkeypatch):
