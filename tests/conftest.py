@@ -43,6 +43,21 @@ WRITTEN_BY_LIBRARIES = (
 )
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Each worker begins with slow tests: it is given one block of the list at first, and takes others' when idle."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    share = -(-len(items) // workers)
+    blocks = [slow[worker::workers] for worker in range(workers)]
+    for block in blocks:
+        room = share - len(block)
+        block += quick[:room]
+        del quick[:room]
+    items[:] = [item for block in [*blocks, quick] for item in block]
+
+
 @pytest.fixture(autouse=True)
 def _trusts_no_more_than_before():
     """What a test lets this process import, no later one may."""

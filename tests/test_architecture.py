@@ -6,6 +6,7 @@ a list of faults, so that it can be shown to fail on a small tree that breaks it
 
 import ast
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -125,6 +126,9 @@ class Tree:
         return self._reexported.get((inside, name), base)
 
 
+tree_of = functools.lru_cache(maxsize=4)(Tree)  # six rules read one package, which no test changes
+
+
 def _module_name(path: Path) -> str:
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -168,7 +172,7 @@ def _layer_of_target(tree: Tree, target: str) -> int | None:
 
 
 def layer_faults(folder: Path) -> list[str]:
-    tree = Tree(folder)
+    tree = tree_of(folder)
     faults = [f"{name} has no place in LAYERS" for name in tree.paths if name and _layer(name) is None]
     for name, imports in tree.imports.items():
         here = _layer(name)
@@ -191,7 +195,7 @@ def layer_faults(folder: Path) -> list[str]:
 
 
 def cycle_faults(folder: Path) -> list[str]:
-    tree = Tree(folder)
+    tree = tree_of(folder)
     edges = {
         name: sorted({target for found in imports if (target := tree.inside(found.target)) in tree.paths})
         for name, imports in tree.imports.items()
@@ -238,7 +242,7 @@ def _loads(tree: Tree, name: str) -> dict[str, list[str]]:
 
 
 def never_faults(folder: Path) -> list[str]:
-    tree = Tree(folder)
+    tree = tree_of(folder)
     faults = []
     for room, forbidden in NEVER:
         for name in (name for name in tree.paths if _belongs(name, room)):
@@ -257,7 +261,7 @@ def never_faults(folder: Path) -> list[str]:
 
 def start_faults(folder: Path) -> list[str]:
     """``__init__`` files name things and load nothing; the command line's front door costs no torch."""
-    tree = Tree(folder)
+    tree = tree_of(folder)
     faults = [
         f"{name or tree.root}/__init__.py:{item.line} imports {item.target}: load it when it is first used"
         for name in sorted(tree.packages)
@@ -277,7 +281,7 @@ def outside_faults(folder: Path) -> list[str]:
     """The package is installed without what stands beside it in a clone."""
     return [
         f"{name}:{item.line} imports {item.target}, which is not installed with the package"
-        for name, imports in Tree(folder).imports.items()
+        for name, imports in tree_of(folder).imports.items()
         for item in imports
         if item.target.split(".")[0] in OUTSIDE
     ]

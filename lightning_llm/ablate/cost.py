@@ -5,6 +5,7 @@ update. On a CPU, peak memory is counted operator by operator (``measure.meter``
 on one device.
 """
 
+import copy
 import datetime
 import gc
 import itertools
@@ -34,15 +35,11 @@ BUDGET_S = 60.0  # for both arms together; LEAST_ROUNDS rounds are taken in any 
 
 
 class TrainingSteps:
-    """Runs training steps of an arm.
-
-    Args:
-        arm: Its model is built.
-    """
+    """Runs training steps of a copy of an arm."""
 
     def __init__(self, arm: Arm) -> None:
         self.device = arm.trainer.strategy.root_device
-        model, data = arm.model, arm.data
+        model, data = copy.deepcopy(arm.model), copy.copy(arm.data)  # the model has no weights yet
         model.architecture, model.seed = arm.architecture, 0
         model.configure_model()
         self._precision = arm.trainer.precision_plugin
@@ -110,7 +107,7 @@ def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str
 
     Args:
         names: The baseline's first, then the variants'.
-        make: Makes an arm, which is used up.
+        make: Makes an arm.
         say: Called with a line before each pair.
     """
     arms: dict[str, Any] = {}

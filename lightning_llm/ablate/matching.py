@@ -17,7 +17,7 @@ import abc
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -69,13 +69,12 @@ class Match(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+    def matched(self, base: Arm, variant: Arm, solved: str | None) -> Matched:
         """What matches a variant with the baseline.
 
         Args:
             base: The baseline.
             variant: The variant.
-            make: Makes an arm by its name, to be timed and used up.
             solved: The option that is solved for, if ``is_solved``.
 
         Raises:
@@ -102,7 +101,7 @@ class Tokens(Match):
     def counted(self, arm: Arm) -> dict[str, Any]:
         return {"tokens_per_step": arm.data.tokens_per_step}
 
-    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+    def matched(self, base: Arm, variant: Arm, solved: str | None) -> Matched:
         return Matched()
 
     def closeness(self, base: Facts, variant: Facts) -> float:
@@ -124,7 +123,7 @@ class Flops(Match):
         flops = cost.flops_of(arm)
         return {"flops_per_token": None if flops is None else flops / arm.data.tokens_per_step}
 
-    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+    def matched(self, base: Arm, variant: Arm, solved: str | None) -> Matched:
         """The steps are scaled."""
         from lightning_llm.ablate import cost
 
@@ -150,12 +149,12 @@ class Time(Match):
     is_timed = True
     facts: ClassVar = {"time_ratio": POSITIVE, "time_ratio_interval": INTERVAL}
 
-    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+    def matched(self, base: Arm, variant: Arm, solved: str | None) -> Matched:
         """The steps are scaled, unless the ratio of the times cannot be distinguished from 1."""
         from lightning_llm.ablate import cost
 
         scaled_options(self.name, variant, base.steps, 2.0)  # it can be scaled: timing takes a while
-        *_, (first, second) = cost.time_pair(make(base.name), make(variant.name))
+        *_, (first, second) = cost.time_pair(base, variant)
         ratio, interval = second.ratio_to(first), median_interval(second.ratios_to(first))
         scale = 1.0 if is_one(interval) else 1 / ratio
         options = scaled_options(self.name, variant, base.steps, scale)
@@ -187,7 +186,7 @@ class Parameters(Match):
 
         return {"parameters": cost.parameters_of(arm.architecture)}
 
-    def matched(self, base: Arm, variant: Arm, make: Callable[[str], Arm], solved: str | None) -> Matched:
+    def matched(self, base: Arm, variant: Arm, solved: str | None) -> Matched:
         """The option is set."""
         assert solved is not None
         return Matched({solved: _solve(solved.removeprefix(ARCHITECTURE_PREFIX), base, variant)})

@@ -144,7 +144,7 @@ class Setup:
         if leftovers := [name for name in (RUNS, COST) if (out / name).exists()]:
             raise ValueError(f"{out} has {leftovers[0]} of an experiment without {PLAN}: give another --out")
         accelerator = self.arms[BASELINE].trainer.strategy.root_device.type
-        need_bytes = TrainingSteps(self._arm(BASELINE, {})).run_bytes()
+        need_bytes = TrainingSteps(self.arms[BASELINE]).run_bytes()
         threads = threads_for(accelerator, torch.cuda.device_count(), need_bytes, workers)
         self._match(threads)
         content = {**self.plan_identity, "threads": threads, "accelerator": accelerator, "folder": str(Path.cwd())}
@@ -181,7 +181,7 @@ class Setup:
     def outlay(self, workers: int | None) -> Outlay:
         """What the runs take: counted, and from a few timed steps of the baseline."""
         runs, is_tuned = self.experiment.most_runs(), self.experiment.tune is not None
-        return outlay_of(self.arms[BASELINE], self._arm(BASELINE, {}), runs, workers, is_tuned=is_tuned)
+        return outlay_of(self.arms[BASELINE], runs, workers, is_tuned=is_tuned)
 
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""
@@ -209,13 +209,9 @@ class Setup:
     def _match(self, threads: int) -> None:
         """Give each variant the options that match it with the baseline."""
         match = MATCHES[self.experiment.match]
-
-        def make(name: str) -> Arm:
-            return self._arm(name, self.experiment.variants.get(name, {}))
-
         with num_threads(threads if match.is_timed else torch.get_num_threads()):
             for name, options in self.experiment.variants.items():
-                matched = match.matched(self.arms[BASELINE], self.arms[name], make, self.experiment.solved)
+                matched = match.matched(self.arms[BASELINE], self.arms[name], self.experiment.solved)
                 self._matched[name] = matched
                 if matched.options:  # they come last, since later arguments override
                     own_options = {option: value for option, value in options.items() if option not in matched.options}
@@ -303,18 +299,17 @@ def tuned_value(arm: Arm, option: str) -> float:
     return float(value)
 
 
-def outlay_of(arm: Arm, timed_arm: Arm, runs: int, workers: int | None, *, is_tuned: bool = False) -> Outlay:
+def outlay_of(arm: Arm, runs: int, workers: int | None, *, is_tuned: bool = False) -> Outlay:
     """What the runs of an experiment take.
 
     Args:
         arm: The baseline.
-        timed_arm: The same, which is used up.
         runs: How many.
         workers: The most runs at a time that the user wants.
         is_tuned: Whether some of them tune.
     """
     accelerator = arm.trainer.strategy.root_device.type
-    steps = TrainingSteps(timed_arm)
+    steps = TrainingSteps(arm)
     gpus = torch.cuda.device_count()
     threads = threads_for(accelerator, gpus, steps.run_bytes(), workers)
     with num_threads(threads):

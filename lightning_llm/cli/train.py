@@ -55,6 +55,7 @@ from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
+_PARSERS: dict[tuple[str, ...], dict[str, Any]] = {}  # by commands: making one takes a third of a ``check``
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more
 
 
@@ -96,6 +97,18 @@ class TrainingCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Lightning's, and ``check``; with the arguments of each that are not options."""
         return {**LightningCLI.subcommands(), "check": {"model", "datamodule"}}
+
+    def setup_parser(self, *args: Any) -> None:
+        """Make the parser of the default classes once in a process: an experiment reads all of its arms with it."""
+        parts = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+        if any(map(custom_classes.is_custom_class, self.classes.values())):
+            super().setup_parser(*args)
+            return
+        commands = tuple(self.subcommands())
+        if commands not in _PARSERS:
+            super().setup_parser(*args)
+            _PARSERS[commands] = {part: getattr(self, part) for part in parts}
+        vars(self).update(_PARSERS[commands])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Options that belong to neither model nor data nor trainer."""

@@ -1,5 +1,6 @@
 """The state of an optimizer, found by two steps on tensors without storage."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,17 +20,31 @@ from lightning_llm.optim.groups import param_groups
 def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     """Bytes of the state after two steps: the first one may only collect what the second one needs, as in SOAP.
 
+    One parameter of each kind gets a gradient: those of the same group, shape and dtype have the same state, and most
+    layers of a model are alike.
+
     Args:
         optimizer: A new one.
-        parameters: All of its own, on the ``meta`` device; they get gradients.
+        parameters: All of its own, on the ``meta`` device; some get gradients.
     """
+    groups = {parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+    kinds: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
+        kinds[groups.get(parameter), parameter.shape, parameter.dtype].append(parameter)
+    for one, *_ in kinds.values():
+        one.grad = torch.empty_like(one)
     if hasattr(optimizer, "train"):  # without a schedule, it has a mode
         optimizer.train()
     for _ in range(2):
         optimizer.step(lambda: 0.0)
-    return sum(leaf.nbytes for leaf in tree_leaves(dict(optimizer.state)) if torch.is_tensor(leaf))
+    found = {key: _bytes_in(state) for key, state in optimizer.state.items()}
+    for one, *alike in kinds.values():
+        found |= {parameter: found.get(one, 0) for parameter in alike if parameter not in found}
+    return sum(found.values())
+
+
+def _bytes_in(state: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(state) if torch.is_tensor(leaf))
 
 
 def state_per_parameter(path: str, arguments: Mapping[str, Any], config: ModelConfig, precision: str) -> float:

@@ -29,32 +29,32 @@ def timed(monkeypatch, *ratios):
     monkeypatch.setattr(cost, "time_pair", lambda base, variant: (None, None, timings))
 
 
-def matched(match, solved, base, variant, make):
-    return MATCHES[match].matched(base, variant, make, solved)
+def matched(match, solved, base, variant):
+    return MATCHES[match].matched(base, variant, solved)
 
 
 BASE, GELU, WIDE = arm("baseline"), arm("gelu", mlp="gelu"), arm("wide", intermediate_size=512)
 
 
 def test_tokens_change_nothing():
-    assert matched("tokens", None, BASE, WIDE, None) == Matched()
+    assert matched("tokens", None, BASE, WIDE) == Matched()
     assert MATCHES["tokens"].closeness(facts_of(BASE, Matched()), facts_of(WIDE, Matched())) == 1.0
 
 
 def test_flops_scale_the_steps():
-    options = matched("flops", None, BASE, WIDE, None).options
+    options = matched("flops", None, BASE, WIDE).options
     wide = facts_of(arm("wide", options["trainer.max_steps"], intermediate_size=512), Matched())
     assert wide["steps"] < 100
     assert MATCHES["flops"].closeness(facts_of(BASE, Matched()), wide) == pytest.approx(1, abs=0.01)
 
 
 def test_parameters_are_solved_for():
-    options = matched("parameters", WIDTH, BASE, GELU, None).options
+    options = matched("parameters", WIDTH, BASE, GELU).options
     gelu = facts_of(arm("gelu", mlp="gelu", intermediate_size=options[WIDTH]), Matched())
     assert MATCHES["parameters"].closeness(facts_of(BASE, Matched()), gelu) == pytest.approx(1, abs=0.005)
     layers = {**SIZES, "num_hidden_layers": 3}
     deep = Arm("deep", {}, SimpleNamespace(architecture=ModelConfig(**layers)), BASE.data, BASE.trainer)
-    options = matched("parameters", "model.architecture.num_hidden_layers", BASE, deep, None).options
+    options = matched("parameters", "model.architecture.num_hidden_layers", BASE, deep).options
     assert options == {"model.architecture.num_hidden_layers": 2}
 
 
@@ -68,12 +68,12 @@ def test_parameters_are_solved_for():
 )
 def test_what_cannot_be_solved_is_one_line(option, says):
     with pytest.raises(ValueError, match=says):
-        matched("parameters", option, BASE, WIDE, None)
+        matched("parameters", option, BASE, WIDE)
 
 
 def test_time_scales_the_steps_by_the_interleaved_timing(monkeypatch):
     timed(monkeypatch, 2.0, 1.9, 2.1, 2.05, 1.95, 2.0, 1.7, 2.4)
-    found = matched("time", None, BASE, WIDE, str)
+    found = matched("time", None, BASE, WIDE)
     assert found.options == {"trainer.max_steps": 50}
     assert found.facts["time_ratio"] == pytest.approx(2.0)
     assert found.facts["time_ratio_interval"] == pytest.approx((1.7, 2.4))  # the extremes of eight rounds
@@ -82,13 +82,13 @@ def test_time_scales_the_steps_by_the_interleaved_timing(monkeypatch):
 
 def test_steps_stay_as_they_are_inside_the_noise_of_the_timing(monkeypatch):
     timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 0.99)
-    found = matched("time", None, BASE, WIDE, str)
+    found = matched("time", None, BASE, WIDE)
     assert (found.options, found.facts["time_ratio"]) == ({}, pytest.approx(1.125))
     assert found.facts["time_ratio_interval"] == pytest.approx((0.99, 1.2))
     timed(monkeypatch, 1.1, 1.2, 1.15, 1.1, 1.2, 1.01)
-    assert matched("time", None, BASE, WIDE, str).options == {"trainer.max_steps": 89}
+    assert matched("time", None, BASE, WIDE).options == {"trainer.max_steps": 89}
     timed(monkeypatch, 2.0, 2.0)  # too few rounds for an interval
-    assert matched("time", None, BASE, WIDE, str).facts == {"time_ratio": 2.0, "time_ratio_interval": None}
+    assert matched("time", None, BASE, WIDE).facts == {"time_ratio": 2.0, "time_ratio_interval": None}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ class Longer(WarmupCosine):
 def test_steps_of_an_unknown_schedule_are_refused(match, schedule, init_args, says):
     mine = arm("mine", schedule=schedule, given={"class_path": "own.Own", "init_args": init_args}, mlp="gelu")
     with pytest.raises(ValueError, match=f"^match: {match} changes trainer.max_steps of mine, but ") as caught:
-        matched(match, None, BASE, mine, None)  # for time, before anything is timed
+        matched(match, None, BASE, mine)  # for time, before anything is timed
     assert says in str(caught.value)
     assert "give shares of the total_steps that Schedule.factor gets, or use match: tokens" in str(caught.value)
 

@@ -20,10 +20,10 @@ def two_seconds_a_step(monkeypatch):
 def test_runs_share_the_cores(make_arm, two_seconds_a_step):
     threads = torch.get_num_threads()
     arm = make_arm("baseline")
-    found = outlay_of(arm, make_arm("baseline"), runs=9, workers=None)
+    found = outlay_of(arm, runs=9, workers=None)
     assert (found.steps, found.runs) == (6, 9)
     assert found.seconds == 2.0 * 6 * 9 / 4  # four at a time, of two threads each
-    assert outlay_of(arm, make_arm("baseline"), runs=9, workers=3).seconds == 2.0 * 6 * 9 / 3
+    assert outlay_of(arm, runs=9, workers=3).seconds == 2.0 * 6 * 9 / 3
     assert found.flops == flops_of(arm) * 6
     arm.model.architecture = arm.architecture
     arm.model.configure_model()

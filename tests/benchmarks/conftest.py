@@ -1,8 +1,21 @@
+"""Benchmarks are no part of the package: their tests are slow ones, but for the pages' own tables and plots."""
+
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
+
+HERE = Path(__file__).parent
+QUICK = {"test_tables.py", "test_plots.py"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == HERE and item.path.name not in QUICK:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

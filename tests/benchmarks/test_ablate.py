@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks import ablate, ablate_experiments, ablate_throughput
+from benchmarks import ablate, ablate_experiments
 from benchmarks.__main__ import main
 from benchmarks.ablate import PEEKING, WAYS, Way, predicted
 from benchmarks.ablate_experiments import Experiment, differing, kill_all, killed, processes
@@ -131,55 +131,6 @@ def test_only_processes_of_the_experiment_are_killed(tmp_path, monkeypatch):
             each.wait()
 
 
-def test_runs_per_hour_are_compared_with_a_loop(rows_of, monkeypatch, capsys):
-    seconds = {"1": 2.0, "2": 1.0}
-
-    def experiment(folder, name, workers):
-        return {"run_s": seconds[workers], "command_s": 20.0, "share": 0.9}
-
-    monkeypatch.setattr(ablate_throughput, "SHAPES", {"25k": (16, 1)})
-    monkeypatch.setattr(ablate_throughput, "_experiment", experiment)
-    monkeypatch.setattr(ablate_throughput, "_loop", lambda folder, options: {"run_s": 5.0})
-    rows = rows_of("--shapes", "throughput", "--rounds", "2")
-    assert (rows["25k, two workers"]["runs_per_hour"], rows["25k, two workers"]["speedup"]) == (3600, 5)
-    assert rows["25k, one worker"]["speedup"] == 2.5
-    assert 0 < rows["25k, loop of fit"]["matmuls_s"] < 5
-    seconds["2"] = 1.7
-    rows_of("--shapes", "throughput", "--rounds", "1", status=2)
-    message = "25k: two workers do 2.9 times the runs of a loop; 25k: two workers take 0.85 of the time of one"
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_runs_of_an_experiment_and_of_a_loop_are_timed(rows_of, monkeypatch):
-    monkeypatch.setattr(ablate_throughput, "SHAPES", {"5k": (16, 1)})
-    monkeypatch.setattr(ablate_throughput, "STEPS", 10)
-    monkeypatch.setattr(ablate_throughput, "PAIRS", 2)
-    monkeypatch.setattr(ablate_throughput, "MOST_RATIO", 10.0)  # its time decides nothing here
-    rows = rows_of("--shapes", "throughput", "--rounds", "1")
-    assert 0 < rows["5k, two workers"]["share"] < 1
-    assert rows["5k, two workers"]["command_s"] > 7 * rows["5k, two workers"]["total_s"]
-
-
 def test_a_part_that_is_none_is_one_line(capsys):
     assert main(["ablate", "--shapes", "luck"]) == 2
     assert "there are null, power, tuning, kills, workers, throughput" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_pool_is_of_pairs(monkeypatch):
-    monkeypatch.setattr(ablate, "SEEDS", 2)
-    losses = ablate.pool.__wrapped__()
-    assert losses.shape == (2, 2)
-    assert len(set(losses.flat)) == 4
-
-
-@pytest.mark.slow
-def test_whole_experiments_survive_kills_and_share_their_runs(rows_of, monkeypatch):
-    monkeypatch.setattr(ablate, "KILLS", 1)  # tests/cli has more
-    monkeypatch.setattr(ablate, "PAIRS", 2)
-    monkeypatch.setitem(ablate.SAVING, ablate.STEPS, 80)
-    monkeypatch.setattr(ablate, "MLPS", {"relu": ablate.MLPS["relu"]})
-    rows = rows_of("--shapes", "kills", "workers")
-    assert (rows["killed"]["kills"], rows["four workers"]["runs"]) == (1, 7)
-    assert rows["two experiments at once"]["runs"] == 7 + 7

@@ -1,7 +1,6 @@
 """Random faults on a tiny run: each kind once, and proof that the bench sees what it is for."""
 
 import json
-import random
 import sys
 import threading
 
@@ -12,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from benchmarks import fault_process
 from benchmarks.__main__ import main
 from benchmarks.fault_process import Ended
-from benchmarks.fault_stage import CURVES, Stage, Truth
+from benchmarks.fault_stage import CURVES, Stage
 from benchmarks.faults import ROUNDS
 from lightning_llm.checkpoints.archives import write_atomically
 
@@ -21,16 +20,6 @@ LOSES_A_STEP = """
 from lightning_llm.data.datamodule import TokenDataModule
 steps = lambda trainer: max(0, trainer.global_step - (trainer.ckpt_path is not None))
 TokenDataModule.position = property(lambda self: steps(self.trainer))
-"""
-TAKES_THE_OLDEST = """
-from lightning_llm.runs import find
-newest_first = find._newest_first
-find._newest_first = lambda run: newest_first(run)[-1:]
-"""
-STARTS_AFRESH = """
-from lightning_llm.cli.train import TrainingCLI
-from lightning_llm.cli import train
-train.find_checkpoint = lambda given, folder, say: None
 """
 TAKES_ANYTHING = """
 from lightning_llm.data.token_store import TokenStore
@@ -82,8 +71,6 @@ def test_every_fault_is_survived(tmp_path, capsys):
     ("code", "variant", "seed", "says"),
     [
         (LOSES_A_STEP, "nan batch", LATE, "wrong result: state_dict differs"),
-        (TAKES_THE_OLDEST, "nan batch", LATE, "steps that were in a checkpoint are lost"),
-        (STARTS_AFRESH, "nan batch", LATE, "did not report the step that it resumed from"),
         (TAKES_ANYTHING, "flipped tokens", IN_TRAIN, "run 1: status 0 and no message"),
     ],
 )
@@ -118,42 +105,6 @@ def ended(status=0, out="", error="", notes=()):
 def stage(tmp_path, *script, processes=1):
     (tmp_path / "text.txt").write_text("text")
     return Stage(Scripted(*script), tmp_path / "round", tmp_path, processes)
-
-
-@pytest.mark.parametrize(
-    ("result", "says"),
-    [
-        (ended(None), "did not end within"),
-        (ended(1, error="Traceback (most recent call last):\n  x\nOSError: no"), "ended in a stack trace: OSError: no"),
-        (ended(2, error="no idea"), "ended with 2: no idea"),
-    ],
-)
-def test_an_end_that_must_not_be_is_noted(tmp_path, result, says):
-    played = stage(tmp_path, result)
-    played.go_on()
-    assert any(says in problem for problem in played.problems), played.problems
-
-
-def test_a_run_goes_on_from_what_was_saved_and_what_is_missing_is_counted(tmp_path):
-    killed = ended(-9, notes=["step 1", "step 7", "saved 4", "saved 6", "moment", "step 8"])
-    played = stage(tmp_path, killed, ended(out="Resumed from step 4: here/step-00000004.ckpt\n"))
-    played.fit()
-    played.go_on()
-    first, second = (children[0]["words"] for children in played._run.asked)
-    assert "--ckpt_path" not in first
-    assert second[-2:] == ["--ckpt_path", "last"]
-    assert (played.lost_steps, played.repeated_steps, played.resumed) == (2, 4, 1)
-    assert not played.problems
-
-
-def test_a_refusal_needs_its_message(tmp_path):
-    for error, refused in (("lightning-llm fit: error: no store", 1), ("lightning-llm fit: error: else", 0)):
-        played = (
-            stage(tmp_path / str(refused), ended(2, error=error)) if (tmp_path / str(refused)).mkdir() is None else None
-        )
-        played.expect_refusal(played.fit(), "no store")
-        assert played.refused == refused
-        assert bool(played.problems) is not bool(refused)
 
 
 def a_run(tmp_path, weight=1.0, losses=(3.0, 2.0), best=12, left=None):
@@ -191,43 +142,6 @@ def test_what_differs_from_an_undisturbed_run_is_found(tmp_path, changes, says):
     played[1].compare(played[0].truth())
     assert bool(played[1].problems) is (says is not None)
     assert says is None or any(says in problem for problem in played[1].problems), played[1].problems
-
-
-def test_no_result_is_no_success(tmp_path):
-    played = stage(tmp_path)
-    played.compare(Truth({}, {}))
-    assert "no result to compare" in played.problems[0]
-
-
-def test_two_processes_are_started_as_torchrun_does(tmp_path):
-    played = stage(tmp_path, ended(), ended(), processes=2)
-    played.fit(kill={"on": "start", "count": 1, "after_s": 0.5, "rank": 1})
-    first, second = played._run.asked[0]
-    assert (first["environment"]["RANK"], second["environment"]["RANK"]) == ("0", "1")
-    assert first["environment"]["MASTER_PORT"] == second["environment"]["MASTER_PORT"]
-    assert (first["kill_after_s"], second["kill_after_s"]) == (None, 0.5)
-
-
-def test_the_same_seed_draws_the_same_round(tmp_path):
-    said = []
-    for turn in ("first", "second"):
-        (tmp_path / turn).mkdir()
-        played = stage(tmp_path / turn, ended(1), ended())
-        ROUNDS["nan batch"](played, random.Random(7))
-        said.append((played.what, played._run.asked[0][0]["effects"]))
-    assert said[0] == said[1]
-
-
-def test_mistakes_are_one_line(capsys):
-    for words, says in (
-        (["--variants", "flood"], "variants 'flood': there are kill, full disk"),
-        (["--rounds", "0"], "rounds must be at least 1"),
-        (["--dtype", "bfloat16"], "--dtype bfloat16: faults takes only float32"),
-    ):
-        assert main(["faults", *words]) == 2
-        error = capsys.readouterr().err.strip()
-        assert says in error
-        assert "\n" not in error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

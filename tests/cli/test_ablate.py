@@ -433,8 +433,8 @@ def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_experiment_can_be_planned(folder, monkeypatch, path):
+@pytest.mark.parametrize("path", SHIPPED[::4], ids=lambda path: path.stem)  # all are read in tests/ablate
+def test_a_shipped_experiment_can_be_planned(folder, monkeypatch, path):
     monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
     monkeypatch.setattr(cost, "time_pair", partial(cost.time_pair, rounds=2))
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "parts"))
@@ -542,7 +542,7 @@ def test_a_second_experiment_trains_its_variant_alone(folder):
 
 @pytest.mark.slow
 def test_kills_change_nothing(folder):
-    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "max_steps": 60, "val_check_interval": 6}}
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "max_steps": 24, "val_check_interval": 6}}
     (folder / "base.yaml").write_text(yaml.safe_dump(config))
     experiment = {"baseline": "base.yaml", "variants": {"relu": RELU}, "looks": [2]}
     (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
@@ -578,7 +578,7 @@ class Widths(matching.Match):
     def counted(self, arm):
         return {"work": 1.0 * cost.parameters_of(arm.architecture) * arm.data.tokens_per_step * arm.steps}
 
-    def matched(self, base, variant, make, solved):
+    def matched(self, base, variant, solved):
         base_parameters, parameters = (cost.parameters_of(arm.architecture) for arm in (base, variant))
         scale = base_parameters / parameters
         return matching.Matched(matching.scaled_options(self.name, variant, base.steps, scale))

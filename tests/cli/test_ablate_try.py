@@ -1,13 +1,10 @@
 """``lightning-llm ablate try``: ideas one after another, with a stand-in for workers, and real runs (slow)."""
 
 import json
-import os
 import random
 import runpy
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,6 @@ from lightning_llm.ablate.options import folder_name, varied
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
 from lightning_llm.ablate.stream import STREAM, Stream, folder_of
-from lightning_llm.runs.status import FINISHED, run_state
 from tests.ablate.test_experiment import ROOT
 from tests.cli.conftest import CONFIG
 from tests.cli.test_ablate import OWN_MLP, the_line
@@ -262,51 +258,6 @@ def test_the_text_of_a_stream_stays_too(folder, trainer, capsys):
     capsys.readouterr()
     assert attempt("--vary", RELU) == 2
     assert "s began with another text" in the_line(capsys)
-
-
-def finished_at(stream):
-    """When each run of a stream has written its result."""
-    summaries = Path(stream).glob("ideas/*/runs/*/summary.json")
-    return {path: path.stat().st_mtime_ns for path in summaries if run_state(path.parent).description == FINISHED}
-
-
-@pytest.mark.slow
-def test_kills_at_random_times_neither_repeat_a_run_nor_lose_one(folder):
-    """Two ideas with real runs: the verdicts are those of a stream that was never killed."""
-    rng = random.Random(0)
-    words = ["--baseline", "base.yaml", "--most", "5", "--json"]
-
-    def start(stream, idea):
-        command = [sys.executable, "-m", "lightning_llm", "ablate", "try", stream, *words, "--vary", idea]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-
-    ideas, kills, ended = (RELU, f"{EPS}=1e-4"), 0, {}
-    carried = 0  # finished runs that a later call found
-    for idea in ideas:
-        undisturbed = start("whole", idea)
-        _, errors = undisturbed.communicate()
-        assert undisturbed.returncode in (0, 3), errors
-        for chance in (True, True, False):
-            process = start("killed", idea)
-            if chance:
-                time.sleep(rng.uniform(4, 12))
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    kills += 1
-            _, errors = process.communicate()
-            now = finished_at("killed")
-            carried += len(ended)
-            assert now.items() >= ended.items()  # what has finished is never trained again
-            ended = now
-            if process.returncode in (0, 3):
-                break
-    assert kills
-    assert carried
-    first, second = (Stream.read(Path(name)).verdicts for name in ("whole", "killed"))
-    assert len(first) == len(second) == 2
-    for whole, killed in zip(first, second, strict=True):
-        for field in ("verdict", "pairs", "difference", "e_value", "threshold", "confirmation", "parameters", "steps"):
-            assert whole[field] == killed[field], field
 
 
 @pytest.mark.slow

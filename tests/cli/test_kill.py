@@ -97,7 +97,7 @@ def being_written(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("asynchronous", "wanted_kills"), [(False, 10), (True, 5)])  # benchmarks.faults has hundreds
+@pytest.mark.parametrize(("asynchronous", "wanted_kills"), [(False, 10), (True, 3)])  # benchmarks.faults has hundreds
 def test_kills_change_nothing(start, tmp_path, text_file, asynchronous, wanted_kills):
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()

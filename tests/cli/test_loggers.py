@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,17 @@ def test_a_run_logs_csv_by_config(tiny, tmp_path):
     assert [int(row["step"]) for row in rows if row["val_loss"]] == [3, 6]
 
 
+def installed(package):
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}: .ci/loggers installs it")
+
+
 NONE, WANDB, MLFLOW = "none", "lightning.pytorch.loggers.WandbLogger", "lightning.pytorch.loggers.MLFlowLogger"
 LOGGERS = [
     (NONE, {}),
     (CSV, {"save_dir": "runs", "name": "table"}),
     (CSV, {"save_dir": "tables"}),
-    pytest.param(WANDB, {"offline": True}, marks=pytest.mark.slow),
-    pytest.param(MLFLOW, {"tracking_uri": "sqlite:///tracking.db"}, marks=pytest.mark.slow),
+    pytest.param(WANDB, {"offline": True}, marks=[pytest.mark.slow, installed("wandb")]),
+    pytest.param(MLFLOW, {"tracking_uri": "sqlite:///tracking.db"}, marks=[pytest.mark.slow, installed("mlflow")]),
     pytest.param("lightning.pytorch.loggers.TensorBoardLogger", {"save_dir": "curves"}, marks=pytest.mark.slow),
 ]
 

@@ -101,8 +101,8 @@ def job_words(flags, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_killed_ten_times_loses_nothing(job_words, quick_processes):
-    steps, kills = 400, 10
+def test_a_process_killed_four_times_loses_nothing(job_words, quick_processes):
+    steps, kills = 160, 4
     start = ["--standalone", "--nproc-per-node=2", f"--max-restarts={kills}"]
     undisturbed = torchrun(start, job_words("whole", steps), **forked(quick_processes))
     assert undisturbed.wait(300) == 0, Path("job.log").read_text()[-3000:]

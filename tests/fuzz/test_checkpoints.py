@@ -66,7 +66,7 @@ def test_a_checkpoint_is_read_as_it_was_written_or_refused(world):
     original = torch.load(world.template / FILE, weights_only=True)
     names = [*COMMANDS, "generate", "export", "evaluate", "consolidate", "generate", "export", "validate"]
 
-    @amount(20)
+    @amount(10)
     @given(st.sampled_from(names), edits(), raw_edits())
     def draw(command, drawn, raw):
         tree, touched = edited(original, drawn)

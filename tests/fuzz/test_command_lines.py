@@ -156,7 +156,7 @@ def test_the_lines_are_of_all_commands():
 
 @pytest.mark.parametrize(
     ("commands", "draws"),
-    [(("fit", "check", "validate", "test", "predict"), 10), (tuple(TOOLS), 60)],
+    [(("fit", "check", "validate", "test", "predict"), 10), (tuple(TOOLS), 30)],
     ids=["trainer", "tools"],
 )
 def test_a_command_line_is_done_or_refused(world, commands, draws):

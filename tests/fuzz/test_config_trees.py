@@ -73,7 +73,7 @@ def check_result(command, result, work, content):
 
 @pytest.mark.parametrize(
     ("commands", "draws"),
-    [(("estimate", "plan"), 60), (("check", "check", "validate", "fit"), 16)],
+    [(("estimate", "plan"), 30), (("check", "check", "validate", "fit"), 10)],
     ids=["accounting", "training"],
 )
 def test_a_config_means_what_it_says_or_is_refused(world, commands, draws):
@@ -119,7 +119,7 @@ def test_the_record_of_a_run_is_compared_or_refused(world):
     trees = {name: (world.template / RUN / name) for name in ("config.yaml", "summary.json", "status.json")}
     trees = {name: yaml.safe_load(path.read_text()) for name, path in trees.items()}
 
-    @amount(20)
+    @amount(10)
     @given(st.sampled_from(["config.yaml", "config.yaml", "summary.json", "status.json"]), edits(), raw_edits())
     def draw(name, drawn, raw):
         tree, touched = edited(trees[name], drawn)

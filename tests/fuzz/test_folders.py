@@ -68,7 +68,7 @@ def test_a_store_has_the_tokens_that_were_written_or_is_refused(world):
         for name in store.splits:
             assert is_changed or np.array_equal(store.tokens(name), tokens[name]), name
 
-    @amount(20)
+    @amount(10)
     @given(
         st.sampled_from(["verify", *OF_STORE]),
         st.sampled_from([META, META, "tokenizer.json", "train.bin"]),
@@ -110,7 +110,7 @@ def test_shards_are_merged_to_the_tokens_that_were_written_or_refused(world):
         store = TokenStore.open(folder)
         assert sum(len(store.tokens(name)) for name in store.splits) >= len(text) - 1
 
-    @amount(12)
+    @amount(10)
     @given(st.integers(0, 20), edits(), raw_edits())
     def draw(number, drawn, raw):
         with world.copy("shards", "text.txt") as (root, work):
@@ -177,7 +177,7 @@ def test_a_folder_of_transformers_gives_its_weights_or_is_refused(world):
             if name in found
         )
 
-    @amount(20)
+    @amount(10)
     @given(st.sampled_from(["import", *OF_FOLDER]), st.sampled_from(names), edits(), raw_edits())
     def draw(command, name, drawn, raw):
         with world.copy("hf", "text.txt", "tiny.yaml", STORE) as (root, work):

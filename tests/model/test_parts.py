@@ -258,20 +258,27 @@ def test_two_processes_with_shards_compute_what_one_does(two_processes):
     two_processes(in_two_processes)
 
 
-# Parts that are compiled in one model, since each model takes seconds; all others have one of their own
+# Parts that are compiled in one model, since each block takes seconds; the usual model is in test_compiled.py
 TOGETHER = [
     ("gelu_tanh", "layernorm", "learned positions", "post"),
-    ("geglu", "dynamic tanh", "alibi", "sandwich", "window"),
-    ("relu2", "qk-norm", "no positions", "z-loss and smoothing"),
-    ("gelu", "partial rope", "canon"),
+    ("geglu", "dynamic tanh", "alibi", "sandwich", "window and softcap"),
+    ("relu2", "qk-norm", "gated DeltaNet", "z-loss and smoothing"),
+    ("gelu", "partial rope", "canon", "multi-token prediction"),
     ("relu", "yarn", "a gate per head", "a layer without positions"),
-    ("swiglu", "window and softcap", "multi-token prediction"),
+    ("swiglu", "latent attention"),
     ("experts", "value residual", "layer scale"),
 ]
-ALONE = [(name,) for name in ALL if not any(name in names for names in TOGETHER)]
 
 
-@pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids=" + ".join)
+def test_every_built_in_part_is_compiled():
+    compiled = [("usual",), *TOGETHER]
+    found = {
+        (kind, name_of(getattr(config_of(name), kind))) for names in compiled for name in names for kind in BUILT_IN
+    }
+    assert found == {(kind, name) for kind, names in BUILT_IN.items() for name in names}
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=" + ".join)
 def test_compiled_blocks_give_the_same_gradients(names):
     torch.compiler.reset()
     changes = {field: value for name in names for field, value in ALL[name].items()}

@@ -343,8 +343,7 @@ def test_under_activation_checkpointing(reentrant, reduction):
     assert all(torch.equal(t.grad, e) for t, e in zip(inputs, expected, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("reduction", "dtype"), [("mean", torch.float32), ("none", torch.float16)])
 def test_compiled_in_one_graph(reduction, dtype):
     torch.compiler.reset()
     inputs, targets = make_inputs((5, 12, 7), dtype)
