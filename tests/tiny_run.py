@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,22 +44,44 @@ def flags(text_file):
     """``flags(name=value, …)``: the options of a tiny run as words of a command line; ``None`` leaves one out."""
 
     def words(**changes):
-        options = {**TINY, "data.path": str(text_file), **changes}
-        given = {name: value for name, value in options.items() if value is not None}
-        return [f"--{name}={json.dumps(v) if isinstance(v, dict | list) else v}" for name, v in given.items()]
+        return words_of({**TINY, "data.path": str(text_file), **changes})
 
     return words
+
+
+def words_of(options):
+    given = {name: value for name, value in options.items() if value is not None}
+    return [f"--{name}={json.dumps(v) if isinstance(v, dict | list) else v}" for name, v in given.items()]
 
 
 @pytest.fixture
 def tiny(flags, tmp_path, monkeypatch):
     """``tiny("fit", **{name: value, …})`` runs a command on a tiny model, below ``tmp_path``."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lightning_llm.cli.report.SAMPLE_TOKENS", 20)  # 200 take a fifth of a tiny run
 
     def run(command, *words, **changes):
         return cli_main([command, *words, *flags(**changes)])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _trained_once(tmp_path_factory, text_file):
+    folder, before = tmp_path_factory.mktemp("finished"), os.getcwd()
+    os.chdir(folder)
+    try:
+        cli_main(["fit", *words_of({**TINY, "data.path": str(text_file)})])
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def finished(_trained_once, tiny, tmp_path, capsys):
+    """What ``tiny("fit")`` leaves in the folder, without its output."""
+    shutil.copytree(_trained_once, tmp_path, dirs_exist_ok=True)
+    capsys.readouterr()
 
 
 @pytest.fixture

@@ -129,6 +129,7 @@ SMALL_TILES = {
 }
 
 
+@pytest.mark.slow
 @drawn(4)
 @given(configs(), steps)
 def test_with_many_tiles(config, step):

@@ -10,6 +10,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.bench.loss import added_resident_bytes
 
 
+@pytest.mark.slow
 def test_loss_never_holds_all_logits(tmp_path):
     names = ("plain", "ours, 64 chunks")  # each takes a process
     path = tmp_path / "rows.json"

@@ -1,6 +1,7 @@
 """``bench memory``: two configs side by side, exact where the MLPs differ."""
 
 import json
+import sys
 
 import pytest
 import yaml
@@ -11,8 +12,11 @@ HIDDEN, INTERMEDIATE, SEQ, BATCH, LAYERS = 32, 96, 16, 4, 2
 
 
 @pytest.fixture
-def configs(text_file, tmp_path, monkeypatch):
+def configs(text_file, tmp_path, monkeypatch, quick_processes):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", quick_processes.python)  # the runs are processes of the command
+    for variable, value in quick_processes.environment.items():
+        monkeypatch.setenv(variable, value)
     for name, mlp in (("standard", "swiglu"), ("ours", "memory_optimized_swiglu")):
         architecture = {
             "hidden_size": HIDDEN,

@@ -11,8 +11,7 @@ from lightning_llm.runs.directory import step_files
 RUN = Path("runs/run/version_0")
 
 
-def test_the_digest_sees_every_bit(tiny):
-    tiny("fit")
+def test_the_digest_sees_every_bit(finished):
     path = step_files(RUN / "checkpoints")[-1]
     content, whole = read_checkpoint(path), digest(path)
     weight, state = content["state_dict"]["transformer.norm.weight"], content["optimizer_states"][0]["state"]

@@ -373,6 +373,7 @@ def test_what_changes_the_identity_of_a_baseline(folder, monkeypatch):
     assert len({first["baseline"], *others}) == 6
 
 
+@pytest.mark.slow
 def test_initial_weights_of_the_same_name_with_other_values_change_an_identity(folder, monkeypatch):
     found = []
     for number, steps in enumerate((1, 2, 2)):
@@ -400,6 +401,7 @@ def test_code_of_a_variant_is_none_of_a_baseline_with_code_of_its_own(folder, mo
     assert found[0]["a"] != found[1]["a"]
 
 
+@pytest.mark.slow
 def test_reuse_is_chosen_when_a_plan_is_made(folder, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(

@@ -73,6 +73,7 @@ def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
     assert "runs/lad has another ladder: give another --out, or finish that one" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_a_variant_with_parameters_that_size_does_not_count_keeps_its_shape_when_matched(folder, planned):
     learned = {"learned": {"model.architecture.position": "learned"}}
     match = {"parameters": {"option": "model.architecture.intermediate_size"}}
@@ -107,6 +108,7 @@ def test_the_smallest_size_of_a_shipped_ladder_can_be_planned(folder, planned):
     assert arms.keys() >= {"baseline", *content["variants"]}
 
 
+@pytest.mark.slow
 def test_with_tune_the_larger_sizes_wait_for_the_smallest(folder, planned, monkeypatch, capsys):
     def rates(size):
         plan = Plan.read(Path("runs/lad/sizes", size))
@@ -196,6 +198,7 @@ def test_a_size_is_not_added_to_what_is_no_ladder(folder, planned, capsys):
     assert not Path("runs/lad", PROMISES).exists()
 
 
+@pytest.mark.slow
 def test_a_folder_prints_the_classes_that_it_imports(folder, planned, monkeypatch, capsys):
     Path("ladder_mlp.py").write_text(OWN_MLP)
     monkeypatch.syspath_prepend(str(folder))

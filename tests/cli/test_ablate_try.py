@@ -101,6 +101,7 @@ def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, 
     assert report["gain"] == verdict["confirmation"]["difference"]
 
 
+@pytest.mark.slow
 def test_runs_of_the_baseline_are_shared_until_an_idea_is_adopted(folder, trainer):
     assert attempt("--vary", GELU) == 3
     assert trainer.trained == [f"{name},seed={seed}" for seed in range(4) for name in ("baseline", "gelu")]
@@ -287,6 +288,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(folder, trainer, capsy
     assert attempt("--vary", GELU, stream="t") == 3
 
 
+@pytest.mark.slow
 def test_a_stream_without_an_idea_begins_anew(folder, trainer):
     trainer.most = 0
     assert attempt("--vary", GELU, "--trainer.max_steps=5") == 130
@@ -367,6 +369,7 @@ def test_an_adopted_precision_and_adopted_code_belong_to_the_baseline(folder, tr
     assert "try_mlp.py has changed since it was adopted: restore it from s/ideas/0001-" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_an_adopted_precision_does_not_end_the_stream(folder, trainer):
     write = trainer.write
 
@@ -402,6 +405,7 @@ def test_a_final_stream_is_reported_with_its_losses_and_takes_no_more_ideas(fold
     assert "--final ends a stream of ideas, and s/ideas/0001-gelu is none: leave it out" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_an_experiment_of_what_one_pair_would_have_kept(folder, trainer):
     assert attempt("--vary", RELU) == 0
     assert attempt("--vary", f"{EPS}=1e-4") == 3

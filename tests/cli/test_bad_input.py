@@ -220,8 +220,7 @@ def test_a_directory_without_checkpoints_is_named(refused, tmp_path):
     assert "empty holds no checkpoint: give a run directory, such as runs/quickstart/version_0" in said
 
 
-def test_the_folder_above_a_run_is_answered_with_the_run(tiny, error_line):
-    tiny("fit")
+def test_the_folder_above_a_run_is_answered_with_the_run(finished, tiny, error_line):
     with pytest.raises(SystemExit, match="2"):
         tiny("validate", ckpt_path="runs/run")
     assert "runs/run holds no checkpoint: give a run directory, such as runs/run/version_0" in error_line()

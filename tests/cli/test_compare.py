@@ -301,8 +301,7 @@ def test_callbacks_that_may_change_a_result_are_compared(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback")
-def test_averaged_weights_of_a_run_are_compared(tiny, capsys):
-    tiny("fit")
+def test_averaged_weights_of_a_run_are_compared(finished, tiny, capsys):
     tiny("fit", **{"trainer.callbacks": averaging(0.5)["callbacks"]})
     capsys.readouterr()
     assert main(["compare", "runs"]) == 0

@@ -192,10 +192,11 @@ def test_a_stack_trace_is_harmless_and_a_bar_is_drawn(monkeypatch):
     assert "\r" in screen.text()
 
 
-def in_a_terminal(*words, **options):
+def in_a_terminal(processes, *words, **options):
     """Exit status and output of a command in a process of its own, with a pseudo-terminal for all streams."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "lightning_llm", *words]
+    command = [processes.python, "-m", "lightning_llm", *words]
+    options["env"] = {**os.environ, **processes.environment}
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, **options) as process:
         os.close(follower)
         said = b""
@@ -209,10 +210,10 @@ def in_a_terminal(*words, **options):
     return status, said.decode()
 
 
-def test_on_a_terminal_only_rich_has_codes(hostile, tmp_path):
+def test_on_a_terminal_only_rich_has_codes(hostile, tmp_path, quick_processes):
     folder, _, config, *_ = hostile
     words = ["fit", "--config", str(config), f"--trainer.default_root_dir={tmp_path}"]
-    status, said = in_a_terminal(*words, cwd=folder)
+    status, said = in_a_terminal(quick_processes, *words, cwd=folder)
     assert status == 0, said
     assert "\x1b[1m" in said
     # what the terminal makes of a newline, and what rich moves, hides and paints
@@ -236,8 +237,9 @@ def test_what_the_output_cannot_say_is_escaped(tmp_path, encoding):
     assert done.stderr.count(b"\n") == 1
 
 
-def test_the_parsers_own_backspace_is_not_shown():
-    command = [sys.executable, "-m", "lightning_llm", "fit", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_the_parsers_own_backspace_is_not_shown(quick_processes):
+    command = [quick_processes.python, "-m", "lightning_llm", "fit", "--help"]
+    environment = {**os.environ, **quick_processes.environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert "--print_config[=flags]" in done.stdout
     assert "\\x08" not in done.stdout

@@ -116,6 +116,7 @@ def test_text_and_tokenizer_tell_the_vocabulary(config, tmp_path, monkeypatch, c
     assert not any(word in said for word in ("None", "False", "{", "[", "state_per_parameter", "optimizer_state"))
 
 
+@pytest.mark.slow
 def test_a_part_in_the_current_folder_is_found(config, tmp_path):
     (tmp_path / "own_part.py").write_text("from torch import nn\n\nclass MLP(nn.Identity):\n    pass\n")
     file = config(model={"architecture": {**ARCHITECTURE, "mlp": "own_part.MLP"}})
@@ -124,8 +125,7 @@ def test_a_part_in_the_current_folder_is_found(config, tmp_path):
     assert "mlp own_part.MLP was measured" in done.stdout, done.stderr
 
 
-def test_damaged_checkpoints_do_not_know_the_vocabulary(tiny, tmp_path):
-    tiny("fit")
+def test_damaged_checkpoints_do_not_know_the_vocabulary(finished, tmp_path):
     run_folder = Path("runs/run/version_0")
     first, *_ = sorted((run_folder / "checkpoints").glob("*.ckpt"))
     first.unlink()

@@ -103,8 +103,7 @@ def test_each_run_has_its_own_folder_whatever_the_logger(
     assert inference.run_generate([str(runs[0]), "--prompt", "A", "--max-new-tokens", "2"]) == 0
 
 
-def test_a_fast_dev_run_leaves_other_runs_alone(tiny, tmp_path):
-    tiny("fit")
+def test_a_fast_dev_run_leaves_other_runs_alone(finished, tiny, tmp_path):
 
     def state():
         return {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}

@@ -135,8 +135,7 @@ def test_what_cannot_be_opened_is_reported_and_passed_over(trained):
         )
 
 
-def test_a_link_that_leads_nowhere_is_damaged(tiny, capsys):
-    tiny("fit")
+def test_a_link_that_leads_nowhere_is_damaged(finished, tiny, capsys):
     (FOLDER / "step-00000006.ckpt").unlink()
     (FOLDER / "step-00000006.ckpt").symlink_to("/nowhere.ckpt")
     capsys.readouterr()
@@ -149,8 +148,7 @@ def test_a_link_that_leads_nowhere_is_damaged(tiny, capsys):
     assert found("best") == "step-00000006.ckpt"
 
 
-def test_a_damaged_best_gives_way(tiny):
-    tiny("fit")
+def test_a_damaged_best_gives_way(finished):
     (FOLDER / "best.ckpt").unlink()
     (FOLDER / "best.ckpt").write_bytes(b"half")
     said = []

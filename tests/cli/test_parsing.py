@@ -238,6 +238,7 @@ def as_script(*words, script=SCRIPT):
     return subprocess.run([sys.executable, "-c", script, *words], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_class_in_the_current_folder_may_import_others_there_at_any_time(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)

@@ -145,7 +145,7 @@ def test_the_picture(config, tmp_path):
 def test_no_torch_is_imported():
     code = (
         "import sys; from lightning_llm.__main__ import main; "
-        "assert main(['plan', '--config', 'configs/llama-125m.yaml', '--device', 'H200', '--memory', '40GiB']) == 0; "
+        "assert main(['plan', '--config', 'configs/quickstart.yaml', '--device', 'H200', '--memory', '4GiB']) == 0; "
         "assert not {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

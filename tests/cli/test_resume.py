@@ -73,8 +73,7 @@ def test_where_the_newest_cannot_be_resumed_the_message_names_the_newest_that_ca
         assert f"the newest that can be resumed: --ckpt_path {FOLDER}/{newest}" in error_line()
 
 
-def test_what_lightnings_loops_count_matters_to_no_command_but_fit(tiny, error_line, tmp_path):
-    tiny("fit")
+def test_what_lightnings_loops_count_matters_to_no_command_but_fit(finished, tiny, error_line, tmp_path):
     path = FOLDER / "step-00000006.ckpt"
     content = read_checkpoint(path)
     content["loops"]["fit_loop"]["epoch_progress"]["total"]["ready"] = 9
@@ -199,8 +198,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tiny, capsys, d
     assert [path.name for path in step_files(FOLDER)] == ["step-00000003.ckpt", "step-00000006.ckpt"]
 
 
-def test_when_all_are_damaged_nothing_starts_afresh(tiny, error_line):
-    tiny("fit")
+def test_when_all_are_damaged_nothing_starts_afresh(finished, tiny, error_line):
     for path in step_files(FOLDER):
         cut(path)
     with pytest.raises(SystemExit) as leaving:
@@ -209,8 +207,7 @@ def test_when_all_are_damaged_nothing_starts_afresh(tiny, error_line):
     assert "every checkpoint of runs/run/version_0 is truncated or damaged" in error_line()
 
 
-def test_another_text_is_refused(tiny, tmp_path, error_line, text_file):
-    tiny("fit")
+def test_another_text_is_refused(finished, tiny, tmp_path, error_line, text_file):
     other = tmp_path / "other.txt"
     other.write_text(text_file.read_text()[::-1])
     with pytest.raises(SystemExit):
@@ -218,8 +215,7 @@ def test_another_text_is_refused(tiny, tmp_path, error_line, text_file):
     assert "was trained on token store" in error_line()
 
 
-def test_evaluating_leaves_the_curves_alone(tiny):
-    tiny("fit")
+def test_evaluating_leaves_the_curves_alone(finished):
     before = curves(RUN)["val_loss"]
     cli_main(["validate", "--ckpt_path", str(RUN)])
     assert curves(RUN)["val_loss"] == before
@@ -268,8 +264,7 @@ def test_slurm_gets_its_job_back_and_it_goes_on(tiny, monkeypatch, tmp_path, cap
 
 
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")
-def test_another_job_does_not_take_the_run_over(tiny, monkeypatch, tmp_path, capsys):
-    tiny("fit")
+def test_another_job_does_not_take_the_run_over(finished, tiny, monkeypatch, tmp_path, capsys):
     with monkeypatch.context() as patch:
         slurm(patch, tmp_path, restarts=1)
         cli = tiny("fit")

@@ -77,6 +77,7 @@ def as_script(*words):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_part_in_the_current_folder_is_found_by_the_script(tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     Path("part_of_my_own.py").write_text(PART)

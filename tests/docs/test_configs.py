@@ -23,6 +23,7 @@ def test_every_config_trains_two_steps(config, text_file, tmp_path, monkeypatch)
     assert (Path(cli.trainer.log_dir) / "summary.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
 def test_overlays_train_over_another_config_and_leave_its_name(overlay, text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -68,6 +68,7 @@ print("kernels agree")
 """
 
 
+@pytest.mark.slow
 def test_kernels_agree_with_the_plain_forms():
     here = os.path.dirname(__file__)
     root = os.path.dirname(os.path.dirname(here))

@@ -44,8 +44,7 @@ def test_on_a_terminal_the_bar_counts_steps(tiny, monkeypatch):
     assert "tokens/s" in text
 
 
-def test_the_status_of_a_run_is_in_its_file(tiny):
-    tiny("fit")
+def test_the_status_of_a_run_is_in_its_file(finished):
     status = json.loads(STATUS.read_text())
     assert (status["status"], status["step"]) == ("finished", 6)
     assert status["val_loss"] == pytest.approx(json.loads(STATUS.with_name("summary.json").read_text())["val_loss"])

@@ -96,8 +96,7 @@ def test_more_steps_have_the_rates_of_the_longer_schedule(tiny, monkeypatch, cap
         ({"trainer.max_steps": 2}, "trainer.max_steps 2 is below step 6"),
     ],
 )
-def test_what_cannot_go_on_is_refused_with_both_values(tiny, error_line, changes, says):
-    tiny("fit")
+def test_what_cannot_go_on_is_refused_with_both_values(finished, tiny, error_line, changes, says):
     before = {path.name for path in FOLDER.iterdir()}
     with pytest.raises(SystemExit) as leaving:
         tiny("fit", "--ckpt_path=last", **changes)

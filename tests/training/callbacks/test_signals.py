@@ -68,8 +68,7 @@ def test_a_signal_before_and_after_training_is_one_line(tiny, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("number", ALL)
-def test_a_signal_while_a_checkpoint_is_validated_is_one_line(tiny, monkeypatch, capsys, number):
-    tiny("fit")
+def test_a_signal_while_a_checkpoint_is_validated_is_one_line(finished, tiny, monkeypatch, capsys, number):
     sending(StopOnSignal, "on_validation_batch_end", monkeypatch, number)
     assert ended(tiny, capsys, "validate", ckpt_path="last")[0] == 128 + number
 
