@@ -239,7 +239,7 @@ class Training:
 def distinct_rows(rows: int) -> int:
     """How many rows of a batch differ; the rest repeats them. The largest divisor up to a quarter, at least one.
 
-    Mean loss and gradients of a batch of any multiple of them are the same: so a larger batch is the same maths.
+    Mean loss and gradients of a batch of any multiple of them are the same: so a larger batch computes the same.
     """
     return max(part for part in range(1, max(1, rows // 4) + 1) if rows % part == 0)
 

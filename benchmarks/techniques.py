@@ -178,7 +178,7 @@ class _Comparison:
                     raise RuntimeError(
                         f"{self.request.shape}: the loss of {name!r} at step {step} with matmuls in {precision} is "
                         f"{loss:.7g}, that of {first!r} {other:.7g}: {abs(loss - other):.2g} apart, rounding explains "
-                        f"{allowed:.2g}; its maths is not the same"
+                        f"{allowed:.2g}; it does not compute the same"
                     )
 
     def _devices(self, settings: Settings) -> int:

@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is there when the tests begin stays: garbage collections pass it by, and take a fifth less of the suite."""
+    """What is there when the tests begin stays: garbage collections pass it by, which saves a sixth of the CPU time."""
     gc.collect()
     gc.freeze()
 

@@ -353,66 +353,29 @@ def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize(
     ("rule", "files", "expected"),
     [
-        # Upwards: plainly, inside a function, for type checkers only, by a public name, relatively, by a string.
-        (layer_faults, {"ops/a.py": "from house.model import mlp"}, "ops.a:1 imports model.mlp, which lies above it"),
-        (layer_faults, {"ops/a.py": "import house.model.mlp"}, "ops.a:1 imports model.mlp, which lies above it"),
+        # upwards: inside a function, for type checkers only, relatively by a public name, by a string
         (layer_faults, {"ops/a.py": "def f():\n    import house.cli"}, "ops.a:2 imports cli, which lies above it"),
         (layer_faults, {"ops/a.py": LAZY.format("house.bench.x", "Y")}, "ops.a:3 imports bench.x, which lies above it"),
-        (
-            layer_faults,
-            {"ops/a.py": "from house import LanguageModel"},
-            "ops.a:1 imports training.module, which lies above it",
-        ),
-        (layer_faults, {"model/norm.py": "from . import mlp"}, "model.norm:1 imports model.mlp, which lies above it"),
         (layer_faults, {"ops/a.py": "from ..model.mlp import M"}, "ops.a:1 imports model.mlp, which lies above it"),
         (
             layer_faults,
             {"ops/a.py": "import importlib\nimportlib.import_module('house.model')"},
             "ops.a:2 imports model, which lies above it",
         ),
-        (layer_faults, {"ops/a.py": "import house"}, "ops.a:1 imports the package itself: name the module"),
         (
             layer_faults,
             {"accounting/a.py": "from house.ops import swiglu"},
             "accounting.a:1 imports ops.swiglu, another room of its layer",
         ),
         (
-            layer_faults,
-            {"model/norm.py": "from house import data", "data/datamodule.py": ""},
-            "model.norm:1 imports data, which lies above it",
-        ),
-        (layer_faults, {"attic/a.py": ""}, "attic has no place in LAYERS"),
-        (
             cycle_faults,
             {"ops/kernels.py": "def f():\n    from house.ops.swiglu import g"},
             "cycle: ops.kernels -> ops.swiglu -> ops.kernels",
         ),
         (
-            cycle_faults,
-            {"ops/kernels.py": "from house.ops import swiglu"},
-            "cycle: ops.kernels -> ops.swiglu -> ops.kernels",
-        ),
-        (never_faults, {"model/mlp.py": "import lightning.pytorch"}, "model.mlp:1 imports lightning.pytorch"),
-        (never_faults, {"optim/schedules.py": "def f():\n    import torch"}, "optim.schedules:2 imports torch"),
-        (
-            never_faults,
-            {"accounting/memory.py": "from house.ops.swiglu import f"},
-            "accounting.memory loads torch by way of accounting.memory -> ops.swiglu",
-        ),
-        (
             never_faults,
             {"interop/hf.py": "from house import LanguageModel"},
             "interop.hf loads lightning by way of interop.hf -> training.module",
-        ),
-        (
-            start_faults,
-            {"ops/__init__.py": "import torch"},
-            "ops/__init__.py:1 imports torch: load it when it is first used",
-        ),
-        (
-            start_faults,
-            {"ops/__init__.py": "from house.ops.swiglu import f"},
-            "ops/__init__.py:1 imports house.ops.swiglu: load it when it is first used",
         ),
         (
             start_faults,
@@ -424,7 +387,6 @@ def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
             {"ops/a.py": "def f():\n    from benchmarks.faults import g"},
             "ops.a:2 imports benchmarks.faults, which is not installed with the package",
         ),
-        (file_faults, {"model/helpers.py": ""}, "model/helpers.py is a grab-bag by its name"),
         (file_faults, {"data/utils/a.py": ""}, "data/utils/a.py is a grab-bag by its name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The notebooks: those committed were executed from top to bottom, and each runs again with small parameters."""
+"""The notebooks: those committed were executed from top to bottom, and two run again with small parameters."""
 
 import ast
 import base64
@@ -11,7 +11,7 @@ import matplotlib
 import nbformat
 import pytest
 from jupyter_client import AsyncKernelManager
-from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
+from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
 from lightning_llm.model.parts import BUILT_IN
@@ -70,6 +70,8 @@ SMALL = {
     "05_which_mlp": {"steps": 6, "looks": [2], "validation_batches": 1},
 }
 
+# .ci/notebooks runs all of them, as they are
+IN_CI = [path for path in NOTEBOOKS if path.stem.startswith(("03", "04"))]
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -137,24 +139,10 @@ def test_nothing_failed_or_complained(path):
 
 
 @each_notebook
-def test_shows_a_picture(path):
-    assert any(picture.startswith(b"\x89PNG") and len(picture) > 2000 for picture in pictures(read(path)))
-
-
-@each_notebook
 def test_names_no_place_of_the_machine_it_ran_on(path):
     """No absolute path, no home folder."""
     found = [place for text in texts(read(path)) for place in ABSOLUTE_PATH.findall(text)]
     assert not found
-
-
-@each_notebook
-def test_metadata_say_nothing_of_the_machine(path):
-    notebook = read(path)
-    assert notebook.metadata.keys() == {"kernelspec", "language_info"}
-    assert notebook.metadata.kernelspec.name == NATIVE_KERNEL_NAME == "python3"
-    assert notebook.metadata.language_info == {"name": "python"}
-    assert all(cell.metadata.keys() <= {"tags"} for cell in notebook.cells)
 
 
 @each_notebook
@@ -167,42 +155,11 @@ def test_the_cell_after_the_installation_has_the_parameters(path):
     assert not [name for name, value in small.items() if value == values[name]], "small values that change nothing"
 
 
-@each_notebook
-def test_links_resolve(path):
-    for cell in read(path).cells:
-        if cell.cell_type == "markdown":
-            for target in re.findall(r"\]\(([^)#\s]+)", cell.source):
-                assert target.startswith("https://") or (path.parent / target).exists(), target
-
-
-@each_notebook
-def test_the_first_cell_gives_the_reading_order(path):
-    first = read(path).cells[0].source
-    others = re.findall(r"\]\((\d\d_\w+)\.ipynb\)", first.split("**Reading order:**")[1])
-    assert others == [other.stem for other in NOTEBOOKS if other != path]
-
-
-@each_notebook
-def test_writes_to_one_folder_of_runs(path):
-    values = parameters(read(path))
-    places = [value for value in values.values() if isinstance(value, str) and "/" in value]
-    assert values["folder"] == f"../runs/{path.stem}"
-    assert all(place.startswith(("../runs/", "../configs", "../docs/")) for place in places)
-
-
 def test_the_first_was_run_on_shakespeare_and_reproduces_the_course():
     [first] = [path for path in NOTEBOOKS if path.stem.startswith("01")]
     printed = "".join(texts(read(first)))
     assert "text: Tiny Shakespeare, 1,115,394 characters" in printed
     assert "all figures of the course are within 0.05 nats; seeds 1337, 0, 1" in printed
-
-
-def test_the_second_has_both_levels_of_the_five_shapes():
-    [second] = [path for path in NOTEBOOKS if path.stem.startswith("02")]
-    [lines] = [text.splitlines() for text in texts(read(second)) if "14.391" in text and text.startswith("| ")]
-    shapes = parameters(read(second))["shapes"]
-    assert [line.split(" | ")[0].strip("| ") for line in lines[2::3]] == shapes
-    assert [line.split(" | ")[1] for line in lines[2:]] == ["standard", "level 0", "level 1"] * 5
 
 
 def test_the_fourth_trains_a_part_of_each_kind_from_equal_initial_values():
@@ -242,15 +199,8 @@ def test_a_clone_is_installed_where_nothing_is(start, clone, tmp_path, monkeypat
     assert Path.cwd() == notebooks
 
 
-def test_without_a_clone_the_first_cell_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="Clone the repository"):
-        exec(install_cell(NOTEBOOKS[0]), {})
-
-
 @pytest.mark.slow
-@each_notebook
+@pytest.mark.parametrize("path", IN_CI, ids=lambda path: path.stem)
 def test_runs_with_small_parameters(path, tmp_path):
     notebook = read(path)
     for cell in code_cells(notebook):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.markdown import ROOT
 from tests.docs.test_repository import comparison
-from tests.docs.test_spelling import NOTEBOOKS
+from tests.test_notebooks import NOTEBOOKS
 
 pytestmark = pytest.mark.slow  # .ci/run alone: building takes long
 
