@@ -56,7 +56,7 @@ SMALLEST = {
 }
 ELSEWHERE = {  # by the tests of what they are for
     "ablate": "test_ablate_looks.py",
-    "ladder": "test_ladder_predictions.py",
+    "ladder": "test_ladder.py",
     "faults": "test_faults.py",
 }
 
