@@ -119,7 +119,10 @@ def test_pairs_that_must_be_pairs_and_are_not_are_one_line(tmp_path, capsys, err
     root = several(tmp_path / "runs", initial_values={"embed": "8x4 float32 bb"})
     runs = [str(root / name) for name in ("swiglu-0", "swiglu-1", "gelu-0", "gelu-1")]
     assert main(["compare", *runs]) == 0
-    assert "not paired: seed 0: their initial values differ: embed; a verdict takes 4 runs" in capsys.readouterr().out
+    assert (
+        "not paired: seed 0: their initial values differ: embed; a verdict needs at least 4 runs"
+        in capsys.readouterr().out
+    )
     assert main(["compare", *runs, "--paired"]) == 2
     assert error_line() == (
         "lightning-llm compare: error: mlp=gelu and mlp=swiglu are no pairs: seed 0: their initial values differ: "
