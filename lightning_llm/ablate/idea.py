@@ -59,7 +59,7 @@ class Standing:
 
     Attributes:
         decision: What is next, and how many pairs count.
-        differences: Variant minus baseline, of the pairs that have ended in their order; infinite: its run failed to train.
+        differences: Variant minus baseline, of the pairs that have ended in their order; infinite: its run failed.
         confirming: Likewise of the pairs that confirm it.
     """
 

@@ -254,7 +254,7 @@ def _result(plan: Plan, run: RunKey, folder: Path) -> Result | None:
 
 
 def _failure(metric: str, loss: float | None, chance: float | None) -> str:
-    """How a run with this loss failed to train, and why; empty if it trained. Without a ``chance``, any number will do."""
+    """How a run with this loss failed to train, and why; empty if it trained. ``None``: chance is not known."""
     if loss is None:
         return f"{DIVERGED}: its {metric} is not finite"
     if chance is None or loss < (1 - ROUNDING) * chance:

@@ -8,10 +8,11 @@ together are wrong with a probability of at most ``alpha``. A variant's answers 
 of variants, not on what the others found.
 
 A run that fails to train is an outcome, not a missing value: it diverged, or is no better than chance. A variant with
-such a run has neither difference nor interval, and is never ``better`` or ``equivalent``. It is ``worse`` if more of its
-runs fail than chance explains, by an exact test on the counts of all runs. A baseline's run that fails takes its pair
-out of the differences, and counts in the same test, which may say ``better`` if the interval does not say ``worse``. The counts have a level ``alpha`` of their
-own, and each look spends the same share of it as of the interval's.
+such a run has neither difference nor interval, and is never ``better`` or ``equivalent``. It is ``worse`` if more of
+its runs fail than chance explains, by an exact test on the counts of all runs. A baseline's run that fails takes its
+pair out of the differences, and counts in the same test, which may say ``better`` if the interval does not say
+``worse``. The counts have a level ``alpha`` of their own, and each look spends the same share of it as of the
+interval's.
 """
 
 import dataclasses
@@ -39,13 +40,13 @@ from lightning_llm.statistics.robust import Robust, robust
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one metric was in the runs of a baseline and of a variant. NaN, infinite or ``None``: the run failed to train.
+    """What one metric was in the runs of a baseline and of a variant. NaN, infinite or ``None``: the run failed.
 
     Attributes:
         baseline: One value per run.
         variant: Likewise; with pairs as many, in the order of the same seeds.
         is_paired: Whether they are pairs.
-        more_baseline: Further runs like the baseline's, such as the null variant's, which count where runs fail to train.
+        more_baseline: Further runs like the baseline's, such as the null variant's, which count where runs fail.
     """
 
     baseline: Sequence[float | None]
@@ -227,7 +228,7 @@ class _Case:
         return self.design.answer(*self.interval, self.runs), self.design.ends(*self.interval, self.runs)
 
     def _is_by_counts(self, answer: Answer) -> bool:
-        """Whether the counts of runs that failed to train decide; ``better`` does not if the interval says ``worse``."""
+        """Whether the counts of runs that failed decide; ``better`` does not if the interval says ``worse``."""
         contradicts = self.counts.direction == BETTER and answer.direction == WORSE
         is_shown = self.counts.p <= self._level_of_counts()
         return is_shown and self.counts.direction != NOT_SHOWN and not contradicts
