@@ -52,8 +52,8 @@ class Robust:
         """
         doubts = []
         if self.smallest_p > alpha:
-            too_few = f"so few pairs have a p of at least {self.smallest_p:.2g}, and its level is {alpha:.2g}"
-            doubts.append(f"the sign-flip test cannot confirm it: {too_few}")
+            limits = f"its p is at least {self.smallest_p:.2g}, and must be at most {alpha:.2g}"
+            doubts.append(f"too few pairs for the sign-flip test ({limits})")
         elif self.sign_flip_p > alpha:
             doubts.append(f"the sign-flip test does not confirm it (p {self.sign_flip_p:.2g})")
         if self.skewness is not None and abs(self.skewness) > SKEWED:

@@ -63,6 +63,6 @@ def test_a_direction_that_rests_on_few_pairs_is_doubted():
 def test_a_direction_that_no_sign_flip_test_of_so_few_pairs_confirms_is_doubted(pairs, alpha, smallest):
     few = robust([0.01 + 0.001 * number for number in range(pairs)])
     (doubt,) = few.doubts(0.01, alpha)
-    assert doubt.startswith(f"the sign-flip test cannot confirm it: so few pairs have a p of at least {smallest}, ")
+    assert doubt.startswith(f"too few pairs for the sign-flip test (its p is at least {smallest}, ")
     more = robust([0.01 + 0.001 * number for number in range(pairs + 2)])
     assert more.doubts(0.01, alpha) == []
