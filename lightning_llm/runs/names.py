@@ -1,14 +1,13 @@
 """What several runs differ in, and names made from it. Needs no torch."""
 
-import itertools
 from collections.abc import Collection, Sequence
 
-from lightning_llm.io.untrusted import file_name
+from lightning_llm.io.untrusted import LONGEST_NAME, file_name
 from lightning_llm.runs.find import Run
 from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels
 
 THREADS = "threads"  # in the summary; older ones lack it
-READABLE = 80  # characters of a name: TensorBoard lists names in a narrow column
+MOST_OPTIONS = 4  # in a name: TensorBoard lists names in a narrow column
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -41,7 +40,7 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; else its short path.
 
     Where that would be long for runs of several configs, it is the name of the config and what differs among its runs.
-    What is still long has its first options, and the number of the others.
+    What still has many options has the first ones, and the number of the others.
 
     Args:
         runs: The runs.
@@ -52,7 +51,7 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     """
     distinctions = _distinctions(runs, leave_out)
     texts = [", ".join(parts) for parts in distinctions]
-    if max(map(len, texts), default=0) > READABLE:
+    if any(len(parts) > MOST_OPTIONS for parts in distinctions) or max(map(len, texts), default=0) > LONGEST_NAME:
         for folder in {run.path.resolve().parent for run in runs}:
             members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
             for number, parts in zip(members, _distinctions([runs[n] for n in members], leave_out), strict=True):
@@ -95,8 +94,6 @@ def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[list[
 
 
 def _first(parts: Sequence[str]) -> str:
-    """As many as can be read at a glance, at least one, and how many more there are."""
-    lengths = itertools.accumulate(len(part) + 2 for part in parts)
-    shown = max(1, sum(length <= READABLE for length in lengths))
-    more = [f"and {len(parts) - shown} more"] if shown < len(parts) else []
-    return ", ".join([*parts[:shown], *more])
+    """As many as can be read at a glance, and how many more there are."""
+    more = len(parts) - MOST_OPTIONS
+    return ", ".join(parts[:MOST_OPTIONS]) + (f", and {more} more" if more > 0 else "")
