@@ -40,7 +40,8 @@ ALL_TEXT = """until(() => {
   const found = text(document);
   return WORDS.every(word => found.includes(word)) && found;
 })"""
-PAGE = "#custom_scalars&_smoothingWeight=0"
+UNSMOOTHED = "&_smoothingWeight=0"
+PAGE = f"#custom_scalars{UNSMOOTHED}"
 # The boxes of the loss charts, once the list of curves is open below each and everything is drawn.
 CHARTS = """(async () => {
   const cards = await until(() => {

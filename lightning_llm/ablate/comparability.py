@@ -1,11 +1,14 @@
 """Which arms may be compared: what would make their losses incomparable, or leave a run without one, is refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from lightning_llm.ablate.arm import Arm
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.validated import LIMIT, is_whole
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
+from lightning_llm.runs.options import ClassPath, shown_option
 from lightning_llm.training.metrics import BITS
 
 FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
@@ -15,6 +18,7 @@ PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_v
 OTHER_LENGTH = "match says how many steps a variant has: leave it out"
 OTHER_VALUES = "a pair starts from the same values: give it to the baseline, or leave it out"
 OTHER_BATCHES = "a pair needs the same batches and validation text: leave it out"
+KEEPING = ("optimizer", "schedule")  # of the model: another class keeps the arguments that it also has
 OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
 
 
@@ -67,6 +71,30 @@ def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str,
     for name in PAIRED:
         if base.options["trainer"].get(name) != arm.options["trainer"].get(name):
             yield f"trainer.{name}", OTHER_LENGTH if name == "max_steps" else OTHER_BATCHES
+
+
+def kept_lines(base: Arm, arm: Arm) -> list[str]:
+    """What a variant with another class of optimizer or schedule has kept of the baseline's, a line for each.
+
+    The parser keeps every argument that both classes have, such as the learning rate, unless the variant sets it.
+    """
+    lines = []
+    for option in KEEPING:
+        (old_class, old), (new_class, new) = (_class_of(each.options["model"].get(option)) for each in (base, arm))
+        if not old_class or not new_class or old_class.path == new_class.path:
+            continue
+        kept = [f"{name} {shown_option(value)}" for name, value in new.items() if value and old.get(name) == value]
+        what = f"{', '.join(kept) or 'no argument'} of the baseline's {old_class}"
+        others = f"its other arguments are what the variant sets, or {new_class}'s defaults"
+        lines.append(f"{arm.name}: model.{option} {new_class} keeps {what}; {others}")
+    return lines
+
+
+def _class_of(value: Any) -> tuple[ClassPath | None, Mapping[str, Any]]:
+    """The class of an option, and its arguments."""
+    if not isinstance(value, dict) or not isinstance(value.get(CLASS_PATH), str):
+        return None, {}
+    return ClassPath(value[CLASS_PATH]), value.get(INIT_ARGS) or {}
 
 
 def _text_of(arm: Arm) -> list[tuple[int, int]]:

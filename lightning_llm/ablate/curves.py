@@ -16,7 +16,7 @@ from lightning_llm.training.metrics import VAL_LOSS
 
 
 class Curves(NamedTuple):
-    """Validation losses during training, of the runs that have not diverged.
+    """Validation losses during training, of the runs that did not fail to train.
 
     Attributes:
         steps: Of the validations of each arm.
@@ -98,7 +98,7 @@ def curves_of(loaded: Loaded) -> Curves:
     for name in (BASELINE, NULL, *loaded.plan.experiment.variants):
         if arms[name]["tokenizer"] != arms[BASELINE]["tokenizer"]:
             continue  # losses per token cannot be compared
-        results = (result for result in loaded.results.values() if result.run.name == name and not result.has_diverged)
+        results = (result for result in loaded.results.values() if result.run.name == name and not result.has_failed)
         curves = {result.run.seed: result.curves().get(VAL_LOSS) for result in results}
         by_seed = {seed: curve for seed, curve in sorted(curves.items()) if curve}
         lengths = [tuple(step for step, _ in curve) for curve in by_seed.values()]

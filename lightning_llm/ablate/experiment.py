@@ -112,7 +112,7 @@ class Experiment:
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
         alpha: Probability of a false answer, over all variants, looks and added pairs; tuned arms have another one.
         looks: Numbers of pairs.
-        precision: The half-width of the interval at which a comparison ends; ``None``: it ends with a verdict.
+        half_width: Half the width of the interval at which a comparison ends; ``None``: it ends with a verdict.
         first_seed: Of the pairs; the others follow.
         match: What is equal on both arms: the name of a rule in ``matching.MATCHES``.
         solved: The option of the variants that the rule solves for, if it does.
@@ -129,7 +129,7 @@ class Experiment:
     delta: float | None = _plan_field(maybe(_NUMBER), DELTA)
     alpha: float = _plan_field(_ALPHA, ALPHA)
     looks: Sequence[int] = _plan_field(_LOOKS, LOOKS)
-    precision: float | None = _plan_field(maybe(_NUMBER), None)
+    half_width: float | None = _plan_field(maybe(_NUMBER), None)
     first_seed: int = _plan_field(_SEED, 0)
     match: str = _plan_field(lambda value, name: one_of(*MATCHES)(value, name), Tokens.name)
     solved: str | None = _plan_field(maybe(TEXT), None)
@@ -165,7 +165,7 @@ class Experiment:
     @property
     def design(self) -> Design:
         """Of the comparison of each variant."""
-        return Design(self.alpha / len(self.variants), tuple(self.looks), self.delta, self.precision)
+        return Design(self.alpha / len(self.variants), tuple(self.looks), self.delta, self.half_width)
 
     def cut(self, pairs: int) -> "Experiment":
         """The same with the default looks up to this many pairs."""

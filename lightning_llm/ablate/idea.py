@@ -59,7 +59,7 @@ class Standing:
 
     Attributes:
         decision: What is next, and how many pairs count.
-        differences: Variant minus baseline, of the pairs that have ended in their order; infinite: it diverged.
+        differences: Variant minus baseline, of the pairs that have ended in their order; infinite: its run failed.
         confirming: Likewise of the pairs that confirm it.
     """
 
@@ -115,7 +115,7 @@ def idea_in_words(idea: Idea, state: State) -> str:
 
 
 def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -> list[float]:
-    """Of the pairs that have ended, up to the first that has not; those whose baseline diverged are left out."""
+    """Of the pairs that have ended, up to the first that has not; those whose baseline failed to train are left out."""
     (name,) = experiment.variants
     differences: list[float] = []
     for seed in seeds:

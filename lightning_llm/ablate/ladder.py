@@ -38,7 +38,7 @@ from lightning_llm.statistics.extrapolation import FEWEST_SIZES, MOST_BEYOND
 
 LADDER, SIZES, PROMISES = "ladder.json", "sizes", "promises"
 MOST_SIZES = 12
-FIXED = ("looks", "precision")  # keys of an experiment that a ladder has no use for
+FIXED = ("looks", "half_width")  # keys of an experiment that a ladder has no use for
 _SIZE = check("a number of parameters such as 100k", lambda value: type(value) in (str, int))
 _KEYS = {"sizes": list_of(_SIZE, MOST_SIZES), "predict": _SIZE, "tokens_per_parameter": POSITIVE, "repeat": BOOL}
 _PAIR = check("two numbers", lambda value: isinstance(value, list) and len(value) == 2)

@@ -120,7 +120,7 @@ def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]
 
 
 def tuned_factors(ladder: Ladder) -> dict[str, float]:
-    """The tuned value of each arm as a multiple of its own at the smallest size; 1 where every value diverged."""
+    """The tuned value of each arm as a multiple of its own at the smallest size; 1 where every value failed."""
     loaded = load_experiment(ladder.folder(ladder.smallest))
     own = loaded.plan.arms
     return {
@@ -156,7 +156,7 @@ def _spreads(x: float, report: Mapping[str, Any]) -> Iterator[AtSize]:
 
 
 def _at_size(x: float, row: Mapping[str, Any]) -> AtSize:
-    """A difference and its pairs: those whose baseline diverged are left out."""
+    """A difference and its pairs: those whose baseline failed to train are left out."""
     return AtSize(x, row["difference"], row["sd"], row["pairs"] - row["baseline_diverged"])
 
 
@@ -247,7 +247,7 @@ def _promised(name: str, row: Mapping[str, Any], size: str) -> str:
         return f"{name} at {size}: nothing was promised."
     promised = f"promised {words.bounds(row['predicted']['prediction_interval'])}"
     if row["observed"] is None:
-        observed = "no difference was observed, since a run diverged" if row["has_ended"] else "not observed yet"
+        observed = "no difference was observed, since a run failed to train" if row["has_ended"] else "not observed yet"
         return f"{name} at {size}: {promised}; {observed}."
     return f"{name} at {size}: {'hit' if row['hit'] else 'miss'}: {promised}, observed {words.signed(row['observed'])}."
 

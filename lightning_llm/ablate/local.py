@@ -207,7 +207,7 @@ def run_in_words(plan: Plan, run: RunKey, results: Mapping[RunKey, Result], prog
     if plan.idea is not None:
         return f"{run.name.replace(',', ' ')} seed {run.seed}  ended ({progress})"
     loss, base = results[run].loss, results.get(RunKey(BASELINE, run.seed))
-    outcome = "diverged" if loss is None else f"{plan.experiment.metric} {loss:.4f}"
+    outcome = results[run].failure.partition(":")[0] if loss is None else f"{plan.experiment.metric} {loss:.4f}"
     is_pair = base is not None and base.loss is not None and plan.arm(run.name) != BASELINE and "," not in run.name
     about = [f"baseline {base.loss:.4f}"] if is_pair and base is not None else []
     return f"{run.name.replace(',', ' ')} seed {run.seed}  {outcome} ({', '.join([*about, progress])})"

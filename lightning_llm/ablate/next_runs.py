@@ -53,7 +53,7 @@ class State:
         looks: Numbers of pairs after which the results are tested: the planned ones, and those that were added.
         null: What the null variant's runs say, as if it were the only variant; ``None`` before the first look.
         tuning: What tuning has found, by arm; empty before its end.
-        tuned: The same of the tuned arms, without those that diverge at every value; ``None`` before.
+        tuned: The same of the tuned arms, without those that fail to train with every value; ``None`` before.
     """
 
     needed: list[RunKey]
@@ -168,7 +168,7 @@ class _Looks:
             name: sample(losses, base, self._names[name], experiment.seeds(pairs), more_baseline)
             for name, pairs in self.pairs.items()
         }
-        rule |= {"looks": experiment.looks, "precision": experiment.precision, "variants": len(experiment.variants)}
+        rule |= {"looks": experiment.looks, "half_width": experiment.half_width, "variants": len(experiment.variants)}
         self._verdicts = verdicts(samples, **rule)
         self.unfinished = [name for name in self.pairs if not self._verdicts[name].has_ended]
 

@@ -47,7 +47,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
     config = loaded.plan.config(BASELINE)
     options = read_config(config)
     validate(options, _CONFIG, config)
-    lost = [result for result in loaded.results.values() if result.has_diverged]
+    lost = [result for result in loaded.results.values() if result.has_failed]
     return {
         "plan": content["hash"],
         "out": str(loaded.plan.out),
@@ -70,7 +70,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "aa": _aa(loaded),
         "baseline": _arm(loaded, BASELINE),
         "variants": variants,
-        "diverged_runs": {str(result.run): result.reason for result in sorted(lost, key=lambda result: result.run)},
+        "diverged_runs": {str(result.run): result.failure for result in sorted(lost, key=lambda result: result.run)},
         "tuning": _tuning(loaded),
         "cost": _cost(loaded),
     }
@@ -165,7 +165,7 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
 
 
 def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[int]) -> dict[str, Any] | None:
-    """Standard errors over the validation windows; ``None``: a run has no record of them, or has diverged."""
+    """Standard errors over the validation windows; ``None``: a run has no record of them, or it failed to train."""
     pairs = [[loaded.results.get(RunKey(name, seed)) for name in (baseline, variant)] for seed in seeds]
     records = [[None if result is None else result.windows() for result in pair] for pair in pairs]
     complete = [(base, other) for base, other in records if base is not None and other is not None]

@@ -22,6 +22,10 @@ from lightning_llm.statistics.windows import MOST_BLOCKS
 from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
 
 COST = "cost.json"
+NO_BETTER = "is no better than chance"
+# A run begins near the loss of guessing at random. One that ends near it has learned nothing; one that ends at so many
+# times of it has diverged. A model that never changes may be at it up to rounding.
+FAR, ROUNDING = 1.5, 1e-4
 NUMBERS = (*LOSSES, TRAIN_LOSS_EVAL, "seconds", "peak_memory_gib", "steps", "tokens")
 CURVES = (TRAIN_LOSS, VAL_LOSS)
 SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
@@ -42,20 +46,20 @@ class Result:
     Attributes:
         run: Which.
         folder: Its run directory.
-        loss: The metric at the last step; ``None``: the run diverged, or is worse than guessing at random.
-        reason: Why it diverged.
-        summary: Its ``summary.json``, with ``seconds`` and the hashes of what it used; empty if it diverged.
+        loss: The metric at the last step; ``None``: the run failed to train.
+        failure: How it failed, and why: it diverged, or is no better than chance.
+        summary: Its ``summary.json``, with ``seconds`` and the hashes of what it used; empty if it ended before that.
     """
 
     run: RunKey
     folder: Path
     loss: float | None
-    reason: str
+    failure: str
     summary: Mapping[str, Any]
 
     @property
-    def has_diverged(self) -> bool:
-        """Whether the run has no loss that counts: NaN or infinite, or worse than guessing."""
+    def has_failed(self) -> bool:
+        """Whether the run failed to train, so that no loss of it counts."""
         return self.loss is None
 
     def windows(self) -> Mapping[str, Any] | None:
@@ -68,7 +72,7 @@ class Result:
             ValueError: The file is damaged.
         """
         path = self.folder / WINDOWS
-        if self.has_diverged or not path.is_file():
+        if self.has_failed or not path.is_file():
             return None
         content = read_json(path, MIB)
         validate(content, _WINDOWS, path)
@@ -157,8 +161,8 @@ class Loaded:
 
 
 def _metric(result: Result | None, metric: str) -> float | None:
-    """A number of a run's summary; ``None``: the run diverged, or has none."""
-    return None if result is None or result.has_diverged else result.summary.get(metric)
+    """A number of a run's summary; ``None``: the run failed to train, or has none."""
+    return None if result is None or result.has_failed else result.summary.get(metric)
 
 
 def load_experiment(out: str | Path) -> Loaded:
@@ -182,7 +186,7 @@ def trained_here(plan: Plan, results: Mapping[RunKey, Result]) -> list[Result]:
 
 
 def run_seconds(results: Iterable[Result]) -> float:
-    """What runs took together; one that diverged has no time."""
+    """What runs took together; one without a summary has no time."""
     return float(sum(result.summary.get("seconds") or 0.0 for result in results))
 
 
@@ -223,7 +227,7 @@ def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> d
             results[run] = result
     for run, result in results.items():
         base = _baseline(plan, results, run.seed)
-        if base not in (None, result) and not result.has_diverged and (problem := _mismatch(plan, base, result)):
+        if base not in (None, result) and not result.has_failed and (problem := _mismatch(plan, base, result)):
             advice = "remove the folder that is wrong, and ablate run trains it again"
             if plan.is_reused(run) or plan.is_reused(base.run):
                 advice = "one is of another experiment: give another --out, and --reuse none"
@@ -232,9 +236,9 @@ def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> d
 
 
 def _baseline(plan: Plan, results: Mapping[RunKey, Result], seed: int) -> Any:
-    """The baseline's run of a seed, or the tuned baseline's, that has not diverged; ``None``: there is none yet."""
+    """The baseline's run of a seed, or the tuned baseline's, that did not fail; ``None``: there is none yet."""
     runs = [run for run in sorted(results) if run.seed == seed and plan.arm(run.name) == BASELINE]
-    return next((results[run] for run in runs if not results[run].has_diverged), None)
+    return next((results[run] for run in runs if not results[run].has_failed), None)
 
 
 def _result(plan: Plan, run: RunKey, folder: Path) -> Result | None:
@@ -242,14 +246,21 @@ def _result(plan: Plan, run: RunKey, folder: Path) -> Result | None:
     if state == FINISHED:
         summary = read_summary(folder, NUMBERS)
         metric, loss = plan.experiment.metric, summary.get(plan.experiment.metric)
-        reason = "" if loss is not None else f"its {metric} is not finite"
-        chance = plan.arms[str(plan.arm(run.name))].get("chance")
-        if loss is not None and chance is not None and loss > chance:
-            loss, reason = None, f"its {metric} {loss:.4g} is above the {chance:.4g} of guessing at random"
-        return Result(run, folder, loss, reason, summary)
+        failure = _failure(metric, loss, plan.arms[str(plan.arm(run.name))].get("chance"))
+        return Result(run, folder, None if failure else loss, failure, summary)
     if state.startswith(DIVERGED):
-        return Result(run, folder, None, str(read_json(folder / STATUS).get("reason", "")), {})
+        return Result(run, folder, None, f"{DIVERGED}: {read_json(folder / STATUS).get('reason', '')}", {})
     return None
+
+
+def _failure(metric: str, loss: float | None, chance: float | None) -> str:
+    """How a run with this loss failed to train, and why; empty if it trained. ``None``: chance is not known."""
+    if loss is None:
+        return f"{DIVERGED}: its {metric} is not finite"
+    if chance is None or loss < (1 - ROUNDING) * chance:
+        return ""
+    how = DIVERGED if loss > FAR * chance else NO_BETTER
+    return f"{how}: its {metric} is {loss:.4g}, and guessing at random has {chance:.4g}"
 
 
 def _mismatch(plan: Plan, base: Result, other: Result) -> str:

@@ -30,7 +30,8 @@ def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> N
         console: Where to.
     """
     lines = []
-    for name, seeds in plan.content["seen"].items():
+    planned = plan.experiment.seeds(plan.experiment.looks[-1])
+    for name, seeds in words.not_reused(plan.content["seen"], plan.reused["runs"], planned).items():
         used = f"{name} has used {words.seeds_in_words(seeds)} with this baseline"
         fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
         lines.append(f"note: {used}, so the two experiments are not independent. {fresh}")
@@ -57,7 +58,7 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
         console: Where to.
     """
     design, variants = experiment.design, len(experiment.variants)
-    goal = "verdict" if design.precision is None else f"±{design.precision:g}"
+    goal = "verdict" if design.half_width is None else f"±{design.half_width:g}"
     looks = "/".join(map(str, design.looks))
     by_look = Column(f"{goal} by {looks}, %", min_width=4 * len(design.looks))
     columns = ("true difference", "better or worse", "equivalent", "undecided", by_look, "pairs", "runs")
@@ -119,7 +120,7 @@ def outlooks(design: Design, spread: float) -> Sequence[Outlook]:
 def warnings_of(design: Design, spread: float) -> list[str]:
     """What the design cannot reach, one line each."""
     if design.looks[-1] < FEWEST:
-        return [f"warning: a verdict takes at least {FEWEST} pairs"]
+        return [f"warning: a verdict needs at least {FEWEST} pairs"]
     if design.delta is None:
         return []
     share = outlook(design, 0.0, spread).probabilities[EQUIVALENT]
@@ -135,7 +136,7 @@ def _delta_for(design: Design, spread: float) -> float:
     low, high = 0.0, 20 * spread
     for _ in range(12):
         middle = (low + high) / 2
-        expected = outlook(Design(design.alpha, design.looks, middle, design.precision), 0.0, spread)
+        expected = outlook(Design(design.alpha, design.looks, middle, design.half_width), 0.0, spread)
         low, high = (low, middle) if expected.probabilities[EQUIVALENT] >= ENOUGH else (middle, high)
     return high
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_llm.ablate.arm import BASELINE, NULL, Arm, ReadArm, titled
-from lightning_llm.ablate.comparability import refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.comparability import kept_lines, refuse_incomparable, refuse_unsuitable
 from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
@@ -128,6 +128,11 @@ class Setup:
                 self._arm(arm.name, {**options, tune["option"]: value * factor})
             except ValueError as error:
                 raise ValueError(f"tune.factors: {factor:g} times {value:g} is no value: {error}") from None
+
+    @property
+    def kept_lines(self) -> list[str]:
+        """What variants with another optimizer or schedule have kept of the baseline's."""
+        return [line for arm in self.arms.values() for line in kept_lines(self.arms[BASELINE], arm)]
 
     def plan(self, workers: int | None) -> Plan:
         """The frozen plan: that of the folder, or a new one.

@@ -43,6 +43,7 @@ from lightning_llm.io.schema import (
     whole,
 )
 from lightning_llm.io.untrusted import MIB, file_in, read_text, shown
+from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
 
 STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
@@ -227,7 +228,7 @@ def refuse_final(stream: Stream) -> None:
 
 
 def pairs_of(stream: Stream, verdict: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The losses of an idea's pairs that have ended, by seed; ``None``: the run diverged.
+    """The losses of an idea's pairs that have ended, by seed; ``None``: the run failed to train.
 
     Args:
         stream: Of the idea.
@@ -400,7 +401,7 @@ def _reason(stand: Standing, is_at_threshold: bool) -> str:
     """Why an idea has its verdict."""
     step, counted, confirming = stand.decision.step, stand.counted, stand.confirming
     if not all(map(math.isfinite, [*counted, *confirming])):
-        return "a run of it diverged"
+        return f"one of its runs {FAILED_TO_TRAIN}"
     if step == OUT_OF_PAIRS:
         return f"{len(counted)} pairs have not reached the threshold"
     if not is_at_threshold:

@@ -16,7 +16,7 @@ from lightning_llm.io.units import four_digits
 
 FIRST_SEED = 100
 MOST_EXTENSIONS = 6
-Losses = Mapping[Any, float | None]  # by name and seed of a run; None: it diverged
+Losses = Mapping[Any, float | None]  # by name and seed of a run; None: it failed to train
 
 
 class Tune(NamedTuple):
@@ -63,12 +63,12 @@ class Tuned:
 
     Attributes:
         values: Of the grid, increasing.
-        losses: Their means over the seeds; ``None``: a run diverged.
-        best: The tuned value; ``None``: each value has a run that diverged.
+        losses: Their means over the seeds; ``None``: a run failed to train.
+        best: The tuned value; ``None``: each value has a run that failed to train.
         best_loss: Its mean over the seeds.
         is_bracketed: Whether a lower and a higher value are worse than the best one of the grid.
         vertex: Where the parabola is lowest; ``None``: nowhere.
-        vertex_loss: The mean there; ``None``: not trained, or a run diverged.
+        vertex_loss: The mean there; ``None``: not trained, or a run failed to train.
         vertices: Where the parabola of each seed alone is lowest: how far the vertex may be off.
     """
 

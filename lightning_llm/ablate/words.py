@@ -9,11 +9,12 @@ from typing import Any
 
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.units import MIB, shown_duration
-from lightning_llm.statistics.design import NOT_SHOWN
+from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
 from lightning_llm.statistics.scales import Scale, differing_scales
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
@@ -24,6 +25,7 @@ UNEQUAL = 0.01  # parameters that differ by more are reported
 KNOWN = (
     "Not confirmatory: runs of variants were known before this experiment. Confirm with fresh seeds: --first-seed N."
 )
+SHARED = "To confirm a verdict of an experiment that shares these runs, use fresh seeds: --first-seed N."
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 
 
@@ -78,10 +80,25 @@ def design_lines(report: Mapping[str, Any]) -> list[str]:
     delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
     seeds = f"{seeds_in_words(report['seeds'])}; " if report["seeds"] else ""
     lines = [f"{seeds}{delta}; a difference is variant minus baseline, so a negative one is better."]
-    seen = [f"{name} has used {seeds_in_words(used)}" for name, used in report["seen"].items()]
-    lines += [f"Not independent of earlier experiments with this baseline: {'; '.join(seen)}."] if seen else []
-    lines += reused_lines(report["reused"]["runs"])
-    return lines + ([KNOWN] if report["reused"]["variants"] else [])
+    seen = not_reused(report["seen"], report["reused"]["runs"], report["seeds"])
+    used = [f"{name} has used {seeds_in_words(seeds)}" for name, seeds in seen.items()]
+    lines += [f"Not independent of earlier experiments with this baseline: {'; '.join(used)}."] if used else []
+    reused = reused_lines(report["reused"]["runs"])
+    advice = KNOWN if report["reused"]["variants"] else SHARED
+    return [*lines, *reused, advice] if reused else lines
+
+
+def not_reused(seen: Mapping[str, list[int]], runs: Mapping[str, str], seeds: Sequence[int]) -> dict[str, list[int]]:
+    """The seeds that this and earlier experiments have used, without those whose baseline run is shared on purpose.
+
+    Args:
+        seen: The seeds of earlier experiments, by their names.
+        runs: The reused ones.
+        seeds: Of this experiment.
+    """
+    used = {seed for seed in seeds if str(RunKey(BASELINE, seed)) not in runs}
+    shared = {name: sorted(used.intersection(others)) for name, others in seen.items()}
+    return {name: others for name, others in shared.items() if others}
 
 
 def reused_lines(runs: Mapping[str, str]) -> list[str]:
@@ -125,7 +142,7 @@ def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> s
         within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"
         clauses.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {pairs}")
     clauses += [row["note"]] if row["note"] else []
-    goal = "a verdict" if report["precision"] is None else f"an interval of ±{report['precision']:g}"
+    goal = "a verdict" if report["half_width"] is None else f"an interval of ±{report['half_width']:g}"
     clauses += [_further_in_words(row["further_pairs"], goal)] if row["further_pairs"] else []
     return "; ".join([*clauses, *(f"warning: {text}" for text in row["warnings"])]) + "."
 
@@ -155,7 +172,7 @@ def noise_lines(report: Mapping[str, Any]) -> list[str]:
     lines = [*_aa_lines(report)]
     for name, row in report["variants"].items():
         lines += [*_pairs_lines(name, row, report["alpha"]), *_start_lines(name, row.get("start"))]
-    return lines + [f"{run} diverged: {reason}." for run, reason in report["diverged_runs"].items()]
+    return lines + [f"{run} {failure}." for run, failure in report["diverged_runs"].items()]
 
 
 def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -237,7 +254,7 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
     optima = []
     for name, arm in tuning["sides"].items():
         edge = "" if arm["is_bracketed"] else ", not bracketed: at the edge of the grid"
-        best = "none, each value diverged" if arm["best"] is None else f"{arm['best']:g}"
+        best = f"none, each value has a run that {FAILED_TO_TRAIN}" if arm["best"] is None else f"{arm['best']:g}"
         vertices = [value for value in arm["vertices"] if value is not None]
         seeds = f", by seed {min(vertices):g} to {max(vertices):g}" if len(vertices) > 1 else ""
         optima.append(f"{name} {best} (untuned {arm['untuned']:g}{seeds}{edge})")
@@ -357,7 +374,7 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 
 
 def difference_of(pair: Mapping[str, Any]) -> float | None:
-    """The variant's loss less the baseline's; ``None``: one of them diverged."""
+    """The variant's loss less the baseline's; ``None``: one of them failed to train."""
     is_known = pair["baseline"] is not None and pair["variant"] is not None
     return pair["variant"] - pair["baseline"] if is_known else None
 

@@ -36,7 +36,7 @@ def set_up(
     more: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> "Setup":
-    """An experiment as ``ablate.setup.Setup``: its arms are read and compared. Prints what it imports.
+    """An experiment as ``ablate.setup.Setup``: its arms are read and compared. Prints what it imports, and keeps.
 
     Args:
         experiment: What the user asks for.
@@ -62,7 +62,9 @@ def set_up(
     lines.append(f"checking the baseline and {', '.join(experiment.variants)}")
     lines += check_configs(["check", *(f"--config={file}" for file in experiment.baseline)])
     say([] if quiet else lines)
-    return Setup(experiment, arguments, read_arm, reuse=reuse, more=more)
+    setup = Setup(experiment, arguments, read_arm, reuse=reuse, more=more)
+    say([] if quiet else setup.kept_lines)
+    return setup
 
 
 def say(lines: Iterable[str]) -> None:

@@ -52,6 +52,7 @@ from lightning_llm.io.schema import validate
 from lightning_llm.io.units import duration, shown_duration
 from lightning_llm.io.untrusted import shown
 from lightning_llm.runs.lock import LOCK, RunLock, is_locked
+from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule
 
 if TYPE_CHECKING:
@@ -174,7 +175,11 @@ def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: 
         reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
         return FAILED
     is_out_of_runs = not plan.state(losses_of(results)).needed
-    stopped = "the baseline diverged too often" if is_out_of_runs else f"the budget of {options.budget} is used up"
+    stopped = (
+        f"too many runs of the baseline {FAILED_TO_TRAIN}"
+        if is_out_of_runs
+        else f"the budget of {options.budget} is used up"
+    )
     return _end(stream, plan, verdict_of(plan, results, stopped=stopped), options)
 
 

@@ -26,6 +26,8 @@ from lightning_llm.runs.names import run_names
 HOST = "127.0.0.1"
 RELOAD_S = 5.0  # as TensorBoard's own
 OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?", re.IGNORECASE)  # any port: ssh forwards others
+# TensorBoard smooths each curve by 0.6, which hides losses; only addresses can change that, in two parts of it
+UNSMOOTHED, UNSMOOTHED_CHARTS = "?smoothing=0", "&_smoothingWeight=0"
 KEPT = {"scalars": 10_000, "text": 200, "images": 200}  # entries per curve; TensorBoard's own are 1,000, 10 and 10
 
 
@@ -122,7 +124,7 @@ def _for_this_machine(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iter
 def _serve(folder: Path, port: int, names: Mapping[Path, Path]) -> None:
     address = start(folder, port)
     print(f"TensorBoard shows {len(names)} run{'s' if len(names) > 1 else ''} at {address} until Ctrl-C")
-    print(f"charts by group: {address}#custom_scalars", flush=True)
+    print(f"charts by group, without smoothing: {address}{UNSMOOTHED}#custom_scalars{UNSMOOTHED_CHARTS}", flush=True)
     while not threading.Event().wait(RELOAD_S):
         for links, path in names.items():
             link_events(path, links)

@@ -7,6 +7,7 @@ from lightning_llm.runs.find import Run
 from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels
 
 THREADS = "threads"  # in the summary; older ones lack it
+MOST_OPTIONS = 4  # in a name: TensorBoard lists names in a narrow column
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -39,6 +40,7 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; else its short path.
 
     Where that would be long for runs of several configs, it is the name of the config and what differs among its runs.
+    What still has many options has the first ones, and the number of the others.
 
     Args:
         runs: The runs.
@@ -47,12 +49,13 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     Returns:
         Texts that may be the same for several runs; see :func:`made_different`.
     """
-    texts = _distinctions(runs, leave_out)
-    if max(map(len, texts), default=0) > LONGEST_NAME:
+    distinctions = _distinctions(runs, leave_out)
+    texts = [", ".join(parts) for parts in distinctions]
+    if any(len(parts) > MOST_OPTIONS for parts in distinctions) or max(map(len, texts), default=0) > LONGEST_NAME:
         for folder in {run.path.resolve().parent for run in runs}:
             members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
-            for number, text in zip(members, _distinctions([runs[n] for n in members], leave_out), strict=True):
-                texts[number] = f"{folder.name}: {text}" if text else folder.name
+            for number, parts in zip(members, _distinctions([runs[n] for n in members], leave_out), strict=True):
+                texts[number] = f"{folder.name}: {_first(parts)}" if parts else folder.name
     return [text or run.short_path for text, run in zip(texts, runs, strict=True)]
 
 
@@ -82,9 +85,15 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
     return list(texts)
 
 
-def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
+def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[list[str]]:
     columns = option_columns(runs, leave_out).items()
     return [
-        ", ".join(f"{name}={column[number]}" for name, column in columns if name in run.options)
+        [f"{name}={column[number]}" for name, column in columns if name in run.options]
         for number, run in enumerate(runs)
     ]
+
+
+def _first(parts: Sequence[str]) -> str:
+    """As many as can be read at a glance, and how many more there are."""
+    more = len(parts) - MOST_OPTIONS
+    return ", ".join(parts[:MOST_OPTIONS]) + (f", and {more} more" if more > 0 else "")

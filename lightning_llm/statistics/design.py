@@ -25,6 +25,7 @@ from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule, ShortLook
 
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
 SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"
+FAILED_TO_TRAIN = "failed to train"  # of a run that diverged, or that is no better than chance
 # With 2, 3, 4 and 5 pairs, the 95% interval of one look reaches 9.0, 2.5, 1.6 and 1.2 standard deviations of a pair to
 # each side, and that standard deviation may be 32, 6.3, 3.7 and 2.9 times as large as it is found to be.
 FEWEST = 4
@@ -73,20 +74,20 @@ class Design:
         alpha: Probability that any of the variant's intervals misses the true difference.
         looks: The planned numbers of pairs. None: the number of pairs was fixed before.
         delta: The smallest difference that matters; ``None``: there is no size.
-        precision: The half-width of the interval at which the comparison ends; ``None``: it ends with a word.
+        half_width: Half the width of the interval at which the comparison ends; ``None``: it ends with a word.
     """
 
     alpha: float
     looks: Sequence[int] = ()
     delta: float | None = None
-    precision: float | None = None
+    half_width: float | None = None
 
     def rule(self, pairs: int, left_out: int = 0) -> Rule:
         """The rule at a number of pairs.
 
         Args:
             pairs: How many there are, at least two.
-            left_out: How many more there were, whose baselines diverged.
+            left_out: How many more there were, whose baselines failed to train.
 
         Raises:
             ValueError: No look has this many pairs.
@@ -132,9 +133,9 @@ class Design:
         return Answer(direction, LARGER if low > self.delta or high < -self.delta else NOT_SHOWN)
 
     def ends(self, low: float, high: float, pairs: int) -> bool:
-        """Whether the comparison ends here: with a word, or at the precision that was asked for."""
-        if self.precision is not None:
-            return pairs >= FEWEST and (high - low) / 2 <= self.precision
+        """Whether the comparison ends here: with a word, or at the half-width that was asked for."""
+        if self.half_width is not None:
+            return pairs >= FEWEST and (high - low) / 2 <= self.half_width
         return self.answer(low, high, pairs).word != UNDECIDED
 
 

@@ -91,16 +91,16 @@ def student(alpha: ArrayLike, freedom: float) -> Any:
 
 
 def p_of_failures(lost: int, runs: int, base_lost: int, base_runs: int) -> float:
-    """The p of a two-sided test on how many runs of two sides have diverged.
+    """The p of a two-sided test on how many runs of two sides failed to train.
 
-    Fisher's exact test (1935, "The Design of Experiments", section 21.02): given all that diverged, twice the
+    Fisher's exact test (1935, "The Design of Experiments", section 21.02): given all that failed, twice the
     probability that as many or more of them are on the side that has more than its share. 4 of 4 runs against 0 of 4
     give 0.029.
 
     Args:
-        lost: Runs of the variant that diverged.
+        lost: Runs of the variant that failed.
         runs: All of its runs.
-        base_lost: Runs of the baseline that diverged.
+        base_lost: Runs of the baseline that failed.
         base_runs: All of its runs.
     """
     if lost * base_runs < base_lost * runs:

@@ -106,7 +106,7 @@ def further_pairs(design: Design, difference: float, sd: float, pairs: int, left
         difference: The mean of the pairs.
         sd: Their standard deviation.
         pairs: How many there are.
-        left_out: How many more there were, whose baselines diverged.
+        left_out: How many more there were, whose baselines failed to train.
     """
     if not sd:
         return None
@@ -159,6 +159,6 @@ def _read(design: Design, low: Any, high: Any, pairs: int) -> tuple[Any, Any]:
     is_enough = pairs >= FEWEST
     tests = [is_enough & test for test in ((-delta < low) & (high < delta), high < 0, low > 0)]
     verdicts = np.select(tests, [0, 1, 2], 3)
-    if design.precision is not None:
-        return verdicts, is_enough & ((high - low) / 2 <= design.precision)
+    if design.half_width is not None:
+        return verdicts, is_enough & ((high - low) / 2 <= design.half_width)
     return verdicts, verdicts != _WORDS.index(UNDECIDED)

@@ -51,7 +51,10 @@ class Robust:
             alpha: Of the sign-flip test.
         """
         doubts = []
-        if self.sign_flip_p > alpha >= self.smallest_p:
+        if self.smallest_p > alpha:
+            limits = f"its p is at least {self.smallest_p:.2g}, and must be at most {alpha:.2g}"
+            doubts.append(f"too few pairs for the sign-flip test ({limits})")
+        elif self.sign_flip_p > alpha:
             doubts.append(f"the sign-flip test does not confirm it (p {self.sign_flip_p:.2g})")
         if self.skewness is not None and abs(self.skewness) > SKEWED:
             doubts.append(f"the differences are skewed ({self.skewness:+.1f}), so its error is larger than alpha")

@@ -72,7 +72,7 @@ class StreamRule:
         The first pair that ends the comparison ends it: what was trained beyond it does not count.
 
         Args:
-            differences: Of its pairs in their order; infinite: it diverged.
+            differences: Of its pairs in their order; infinite: its run failed to train.
             fresh: Of the pairs that confirm it.
             threshold: As of :meth:`threshold`.
         """

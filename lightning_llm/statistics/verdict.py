@@ -7,11 +7,12 @@ all of them contain the true differences. Two answers are read off an interval (
 together are wrong with a probability of at most ``alpha``. A variant's answers depend on its own runs and on the number
 of variants, not on what the others found.
 
-A run that diverged is an outcome, not a missing value. A variant with such a run has neither difference nor interval,
-and is never ``better`` or ``equivalent``. It is ``worse`` if more of its runs diverge than chance explains, by an exact
-test on the counts of all runs. A baseline's run that diverged takes its pair out of the differences, and counts in the
-same test, which may say ``better`` if the interval does not say ``worse``. The counts have a level ``alpha`` of their
-own, and each look spends the same share of it as of the interval's.
+A run that fails to train is an outcome, not a missing value: it diverged, or is no better than chance. A variant with
+such a run has neither difference nor interval, and is never ``better`` or ``equivalent``. It is ``worse`` if more of
+its runs fail than chance explains, by an exact test on the counts of all runs. A baseline's run that fails takes its
+pair out of the differences, and counts in the same test, which may say ``better`` if the interval does not say
+``worse``. The counts have a level ``alpha`` of their own, and each look spends the same share of it as of the
+interval's.
 """
 
 import dataclasses
@@ -22,7 +23,16 @@ from typing import Any
 import numpy as np
 
 from lightning_llm.statistics import estimates
-from lightning_llm.statistics.design import BETTER, FEWEST, NOT_SHOWN, WORSE, Answer, Design, checked_looks
+from lightning_llm.statistics.design import (
+    BETTER,
+    FAILED_TO_TRAIN,
+    FEWEST,
+    NOT_SHOWN,
+    WORSE,
+    Answer,
+    Design,
+    checked_looks,
+)
 from lightning_llm.statistics.estimates import Estimate
 from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule
 from lightning_llm.statistics.robust import Robust, robust
@@ -30,13 +40,13 @@ from lightning_llm.statistics.robust import Robust, robust
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one metric was in the runs of a baseline and of a variant. NaN, infinite or ``None``: the run diverged.
+    """What one metric was in the runs of a baseline and of a variant. NaN, infinite or ``None``: the run failed.
 
     Attributes:
         baseline: One value per run.
         variant: Likewise; with pairs as many, in the order of the same seeds.
         is_paired: Whether they are pairs.
-        more_baseline: Further runs like the baseline's, such as the null variant's, which count where runs diverge.
+        more_baseline: Further runs like the baseline's, such as the null variant's, which count where runs fail.
     """
 
     baseline: Sequence[float | None]
@@ -80,8 +90,8 @@ class Verdict:
         size: ``smaller`` or ``larger`` than delta, or ``not shown``; ``None`` without a delta, or if counts decide.
         sentence: The verdict in words, such as ``worse, by less than 0.005``.
         has_ended: Whether no more pairs are wanted.
-        pairs: Number of pairs, with those of diverged runs; 0 if the runs are not paired.
-        difference: Mean of variant minus mean of baseline; ``None`` if a run of the variant diverged.
+        pairs: Number of pairs, with those of runs that failed to train; 0 if the runs are not paired.
+        difference: Mean of variant minus mean of baseline; ``None`` if a run of the variant failed to train.
         interval: Of the difference, simultaneous for all variants and looks. ``None``: there is none.
         level: Probability with which this interval holds at all looks.
         critical: Half its width, in standard errors.
@@ -91,9 +101,9 @@ class Verdict:
         correlation: Of the pairs; ``None`` for fewer than three.
         noise: How far both may be off; ``None`` without pairs.
         robust: Median, sign-flip test, skewness and outliers; ``None`` without pairs.
-        diverged: Runs of the variant that diverged.
-        baseline_diverged: Runs of the baseline that diverged.
-        p_diverged: Of the test on these counts; ``None`` if no run diverged.
+        diverged: Runs of the variant that failed to train.
+        baseline_diverged: Runs of the baseline that failed to train.
+        p_diverged: Of the test on these counts; ``None`` if all runs trained.
         rule: What gives the interval: ``one look``, or which look of the plan, such as ``look 2``.
         note: What a reader must know, in a few words.
         warnings: Why the direction is not to be trusted yet.
@@ -129,7 +139,7 @@ def verdicts(
     delta: float | None = None,
     alpha: float = 0.05,
     looks: Sequence[int] = (),
-    precision: float | None = None,
+    half_width: float | None = None,
     variants: int | None = None,
 ) -> dict[str, Verdict]:
     """The verdict for each variant.
@@ -139,7 +149,7 @@ def verdicts(
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
         alpha: Probability of a false answer, over all variants, looks and added pairs.
         looks: The planned numbers of pairs. None: as many as there are, fixed before.
-        precision: The half-width at which a comparison ends; ``None``: it ends with a verdict.
+        half_width: Half the width of the interval at which a comparison ends; ``None``: it ends with a verdict.
         variants: How many share ``alpha``, if there are more than these.
 
     Raises:
@@ -147,14 +157,14 @@ def verdicts(
     """
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha must be above 0 and below 0.5, got {alpha}")
-    for name, value in {"delta": delta, "precision": precision}.items():
+    for name, value in {"delta": delta, "half_width": half_width}.items():
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} must be above 0, got {value}")
     for name, sample in samples.items():
         if sample.is_paired and len(sample.baseline) != len(sample.variant):
             values = f"{len(sample.variant)} values and its baseline {len(sample.baseline)}"
             raise ValueError(f"{name} has {values}: every pair needs both")
-    design = Design(alpha / max(1, variants or len(samples)), checked_looks(looks), delta, precision)
+    design = Design(alpha / max(1, variants or len(samples)), checked_looks(looks), delta, half_width)
     return {name: _Case(sample, design, alpha).verdict() for name, sample in samples.items()}
 
 
@@ -184,7 +194,7 @@ class _Case:
             self.robust = robust(self.sides[1] - self.sides[0]) if sample.is_paired else None
 
     def verdict(self) -> Verdict:
-        """What the runs say: the counts of those that diverged if they decide, else the interval."""
+        """What the runs say: the counts of those that failed to train if they decide, else the interval."""
         answer, has_ended = self._by_interval()
         sentence = answer.sentence(self.design.delta)
         note = self._note(answer)
@@ -205,7 +215,7 @@ class _Case:
             **self._t_test(),
             **self._pairs(),
             diverged=self.counts.lost,
-            baseline_diverged=_diverged(self.sample.baseline),
+            baseline_diverged=_failed(self.sample.baseline),
             p_diverged=self.counts.p if self.counts.lost or self.counts.base_lost else None,
             note=note,
             warnings=warnings,
@@ -218,7 +228,7 @@ class _Case:
         return self.design.answer(*self.interval, self.runs), self.design.ends(*self.interval, self.runs)
 
     def _is_by_counts(self, answer: Answer) -> bool:
-        """Whether the counts of runs that diverged decide; ``better`` does not if the interval says ``worse``."""
+        """Whether the counts of runs that failed decide; ``better`` does not if the interval says ``worse``."""
         contradicts = self.counts.direction == BETTER and answer.direction == WORSE
         is_shown = self.counts.p <= self._level_of_counts()
         return is_shown and self.counts.direction != NOT_SHOWN and not contradicts
@@ -246,7 +256,7 @@ class _Case:
         return {"correlation": correlation, "noise": noise, "robust": self.robust}
 
     def _estimate(self) -> tuple[float | None, Estimate | None]:
-        """Mean difference and estimate, if no run of the variant diverged and the values can be calculated with."""
+        """Mean difference and estimate, if all runs of the variant trained and the values can be calculated with."""
         if self.counts.lost or not self.runs:
             return None, None
         with np.errstate(all="ignore"):
@@ -270,18 +280,19 @@ class _Case:
 
     def _note(self, answer: Answer) -> str:
         sides = {"the variant": self.sample.variant, "the baseline": self.sample.baseline}
-        lost = {side: _diverged(values) for side, values in sides.items()}
-        notes = [f"{lost[side]} of {len(sides[side])} runs of {side} diverged" for side in sides if lost[side]]
-        unit, units = ("pair", "pairs") if self.sample.is_paired else ("run on one side", "runs on one side")
+        lost = {side: _failed(values) for side, values in sides.items()}
+        notes = [f"{lost[side]} of {len(sides[side])} runs of {side} {FAILED_TO_TRAIN}" for side in sides if lost[side]]
+        unit, units = ("pair", "pairs") if self.sample.is_paired else ("run on one side", "runs on each side")
         if self.estimate is None and not notes:
             count = {0: "no", 1: "one"}.get(self.runs)
             notes.append("values too large for an interval" if count is None else f"{count} {unit}: no interval")
         if self.estimate is not None and self.runs < FEWEST:
-            notes.append(f"a verdict takes {FEWEST} {units}")
+            notes.append(f"a verdict needs at least {FEWEST} {units}")
         is_early = bool(self.design.looks) and len(self.sample.variant) in self.design.looks[:-1]
-        if self.sample.is_paired and is_early and answer.word in (BETTER, WORSE) and self.rule is not None:
-            reached = f"reached at {self.rule.name} of {len(self.design.looks)}"
-            notes.append(f"{reached}: the difference is likely exaggerated")
+        has_stopped = answer.word in (BETTER, WORSE) and self.design.half_width is None
+        if self.sample.is_paired and is_early and has_stopped and self.rule is not None:
+            where = f"it stopped at {self.rule.name} of {len(self.design.looks)}"
+            notes.append(f"{where}, so the true difference is probably smaller")
         return "; ".join(notes)
 
     def _warnings(self, answer: Answer) -> list[str]:
@@ -295,12 +306,12 @@ class _Case:
 
 
 class _Counts:
-    """How many runs of each side have diverged; the null variant's runs count as the baseline's."""
+    """How many runs of each side failed to train; the null variant's runs count as the baseline's."""
 
     def __init__(self, sample: Sample) -> None:
         base = [*sample.baseline, *sample.more_baseline]
-        self.lost, self.runs = _diverged(sample.variant), len(sample.variant)
-        self.base_lost, self.base_runs = _diverged(base), len(base)
+        self.lost, self.runs = _failed(sample.variant), len(sample.variant)
+        self.base_lost, self.base_runs = _failed(base), len(base)
         self.base = "the baseline and the null variant" if sample.more_baseline else "the baseline"
 
     @property
@@ -309,7 +320,7 @@ class _Counts:
 
     @property
     def direction(self) -> str:
-        """A variant with a run that diverged is never better."""
+        """A variant with a run that failed to train is never better."""
         if self.lost * self.base_runs > self.base_lost * self.runs:
             return WORSE
         return NOT_SHOWN if self.lost else BETTER
@@ -317,8 +328,8 @@ class _Counts:
     @property
     def sentence(self) -> str:
         base = f"{self.base_lost} of {self.base_runs} of {self.base}"
-        return f"{self.direction}: {self.lost} of {self.runs} runs diverged, and {base}"
+        return f"{self.direction}: {self.lost} of {self.runs} runs {FAILED_TO_TRAIN}, and {base}"
 
 
-def _diverged(side: Sequence[float | None]) -> int:
+def _failed(side: Sequence[float | None]) -> int:
     return sum(value is None or not math.isfinite(value) for value in side)

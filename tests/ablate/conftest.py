@@ -134,7 +134,7 @@ def frozen(folder, variants, looks=(4, 5), delta=None, out="out", base=None, nul
             "delta": delta,
         },
         **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
-        **{"precision": None, "commit": None, "seen": {}},
+        **{"half_width": None, "commit": None, "seen": {}},
         **{"asked_configs": {}},
         **{"code": code_hash(code), "first_seed": 0, "threads": 1, "accelerator": "cpu", "folder": str(folder)},
         **{"sides": sides, **asked},
@@ -154,7 +154,7 @@ def with_cost(plan, sides):
 def with_curves(plan):
     """Validation losses at steps 3 and 6: falling by 1 to what the summary says."""
     for run, result in load_experiment(plan.out).results.items():
-        if not result.has_diverged:
+        if not result.has_failed:
             with SummaryWriter(str(plan.run_dir(run))) as writer:
                 for step in (3, 6):
                     writer.add_scalar("val_loss", result.loss + (6 - step) / 3, step)

@@ -19,7 +19,7 @@ def test_a_file_with_only_the_required_keys_gets_the_defaults():
     found = experiment_of(BASE, "f.yaml", "f")
     assert (found.name, found.baseline, found.folder) == ("f", ("a.yaml",), "runs/f")
     assert (found.metric, found.alpha, found.delta, found.match) == ("val_loss", 0.05, 0.005, "tokens")
-    assert (found.looks, found.first_seed, found.precision) == (LOOKS, 0, None)
+    assert (found.looks, found.first_seed, found.half_width) == (LOOKS, 0, None)
 
 
 def test_the_file_on_the_page_is_one():
@@ -101,7 +101,7 @@ def test_parameters_are_matched_by_an_option():
         ({"looks": [1]}, "one pair has no interval: give at least 2"),
         ({"looks": [1, 4]}, "one pair has no interval: the first look needs at least 2"),
         ({"pairs": 1}, "one pair has no interval"),
-        ({"precision": 0}, "precision is 0, expected a number above 0"),
+        ({"half_width": 0}, "half_width is 0, expected a number above 0"),
         ({"seeds": {"first": -1}}, "seeds.first is -1, expected"),
         ({"match": "memory"}, "match is 'memory', expected one of tokens, flops, time, parameters=model.architecture."),
         ({"match": "tokens=model.architecture.mlp"}, "match is 'tokens=model.architecture.mlp', expected one of"),

@@ -27,7 +27,7 @@ OPTION = "model.optimizer.init_args.lr"
         ({"predict": "75k"}, "must increase, got 25k, 50k, 100k, 75k"),
         ({"sizes": ["25k", "50k"], "predict": "100k"}, "predict needs 3 sizes or more, got 2"),
         ({"looks": [4, 8]}, "a ladder has no looks: it has a fixed number of pairs"),
-        ({"precision": 0.1}, "a ladder has no precision"),
+        ({"half_width": 0.1}, "a ladder has no half_width"),
         ({"tune": {"option": 3}}, "tune.option is 3, expected"),
         ({"match": "params"}, "match is 'params', expected one of"),
         ({"pairs": 1}, "pairs is 1, expected a whole number from 2 to"),

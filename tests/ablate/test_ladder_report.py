@@ -181,4 +181,4 @@ def test_a_promise_of_a_variant_that_diverged_has_no_observation(ladder):
     assert any("not observed yet" in line for line in lines_of(ladder_report(*read_ladder(made.out))))
     train_size(made, "200k", {"a": [0, 1, 2, 3]}, 0.0)
     lines = lines_of(ladder_report(*read_ladder(made.out)))
-    assert any("no difference was observed, since a run diverged" in line for line in lines)
+    assert any("no difference was observed, since a run failed to train" in line for line in lines)

@@ -66,10 +66,10 @@ def test_it_ends_when_all_verdicts_are_in():
     assert state.unfinished == []
 
 
-def test_a_goal_of_precision_takes_more_pairs_than_a_verdict():
-    state = state_of(dataclasses.replace(EXPERIMENT, precision=1e-9), losses(4, {"a": -1.0, "b": 1.0}))
+def test_a_goal_of_half_width_takes_more_pairs_than_a_verdict():
+    state = state_of(dataclasses.replace(EXPERIMENT, half_width=1e-9), losses(4, {"a": -1.0, "b": 1.0}))
     assert {run.name for run in state.needed} == {"baseline", "a", "b"}
-    assert state_of(dataclasses.replace(EXPERIMENT, precision=0.1), losses(4, {})).needed == []
+    assert state_of(dataclasses.replace(EXPERIMENT, half_width=0.1), losses(4, {})).needed == []
 
 
 def test_it_ends_when_the_seeds_are_used_up_and_continues_with_added_ones():

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from lightning_llm.__main__ import main
 from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.local import run_in_words
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch, load_experiment
@@ -124,12 +126,27 @@ def test_other_batches_are_a_pair_where_the_plan_gives_the_sides_other_steps(exp
     assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
 
 
-def test_a_run_that_is_worse_than_guessing_has_exploded(experiment):
-    """A finite loss of 7.5 would be an outlier that hides everything: it counts as diverged."""
+@pytest.mark.parametrize(
+    ("effect", "failure"),
+    [
+        (4.5, "diverged: its val_loss is 7.5, and guessing at random has 4.17"),
+        (1.2, "is no better than chance: its val_loss is 4.2, and guessing at random has 4.17"),
+        (1.16999, "is no better than chance: its val_loss is 4.17, and guessing at random has 4.17"),
+    ],
+)
+def test_a_run_that_is_no_better_than_guessing_failed_to_train(experiment, capsys, effect, failure):
+    """A finite loss of 7.5 would be an outlier that hides everything: no mean has it."""
     sides = {name: {"steps": 6, "tokenizer": "t", "chance": 4.17} for name in ("baseline", "null", "a")}
-    plan = experiment({"a": {"effect": 4.5}}, sides=sides)
+    plan = experiment({"a": {"effect": effect}}, sides=sides)
     work(plan.out)
     loaded = load_experiment(plan.out)
-    assert loaded.results[RunKey("a", 0)].reason == "its val_loss 7.5 is above the 4.17 of guessing at random"
+    assert loaded.results[RunKey("a", 0)].failure == failure
     found = loaded.state.verdicts["a"]
     assert (found.verdict, found.diverged, found.difference) == ("worse", 4, None)
+    assert found.sentence == "worse: 4 of 4 runs failed to train, and 0 of 8 of the baseline and the null variant"
+    shown = run_in_words(plan, RunKey("a", 0), loaded.results, "1 of 4 pairs")
+    assert shown.startswith(f"a seed 0  {failure.partition(':')[0]} (baseline 3.0")
+    assert main(["ablate", "report", str(plan.out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"a,seed=0 {failure}." in said
+    assert failure.startswith("diverged") == ("diverged" in said)

@@ -71,7 +71,7 @@ def test_a_second_experiment_trains_no_baseline_no_replay_and_no_null(experiment
     assert ours["aa"] == theirs["aa"] | {"replay_difference": 0.0}
     assert theirs["reused"]["runs"] == {}
     lines = words.design_lines(ours)
-    assert lines[-1] == "Reused from first: baseline seeds 0 to 3; null seeds 0 to 3."
+    assert lines[-2:] == ["Reused from first: baseline seeds 0 to 3; null seeds 0 to 3.", words.SHARED]
     assert "In first, the baseline with one seed, trained twice: bit-identical." in words.noise_lines(ours)
     assert words.KNOWN not in lines
     third = plan_of(experiment, "third", "c")

@@ -54,7 +54,7 @@ def test_an_outlook_is_at_shares_of_delta_or_of_the_spread():
 
 
 def test_a_design_that_can_reach_nothing_warns():
-    assert warnings_of(Design(0.05, (3,), delta=1.0), 0.01) == ["warning: a verdict takes at least 4 pairs"]
+    assert warnings_of(Design(0.05, (3,), delta=1.0), 0.01) == ["warning: a verdict needs at least 4 pairs"]
     assert warnings_of(Design(0.05, (4,)), 0.01) == []
     assert warnings_of(Design(0.05, (4,), delta=1.0), 0.01) == []
     (line,) = warnings_of(Design(0.05, (4,), delta=0.001), 0.01)
@@ -69,12 +69,14 @@ def test_an_outlook_names_spread_and_tuning():
     assert "verdict by 4, %" in said
     assert "if a pair's difference has a standard deviation of 0.001 (null variant of first)." in said
     assert "The runs include at least 16 of tuning" in said
-    assert "±0.5 by 4, %" in printed(show_outlook, experiment(precision=0.5), Spread(0.001))
+    assert "±0.5 by 4, %" in printed(show_outlook, experiment(half_width=0.5), Spread(0.001))
 
 
 def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
     monkeypatch.setattr(screen, "show_outlook", lambda *content: content[-1].say("the outlook"))
-    plan = SimpleNamespace(content={"seen": {"first": [0, 1, 2]}}, experiment=experiment(), out="an out")
+    plan = SimpleNamespace(
+        content={"seen": {"first": [0, 1, 2]}}, experiment=experiment(), out="an out", reused={"runs": {}}
+    )
     said = printed(show_plan, plan, [Earlier("first", [0, 1, 2], Spread(0.02, "first"))])
     assert "note: first has used seeds 0 to 2 with this baseline" in said
     assert "4 pairs are a pilot: by default, the first test is after 8" in said
@@ -82,7 +84,7 @@ def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
     said = printed(show_plan, plan, [Earlier("first", [0], None)])
     assert "see lightning-llm ablate power --from 'an out' --pairs 16" in said
     assert "the outlook" not in said
-    longer = SimpleNamespace(content={"seen": {}}, experiment=experiment((8,)), out="out")
+    longer = SimpleNamespace(content={"seen": {}}, experiment=experiment((8,)), out="out", reused={"runs": {}})
     assert printed(show_plan, longer, []) == ""
 
 

@@ -34,7 +34,10 @@ def test_a_diverged_run_is_an_outcome(experiment):
     plan = experiment({"a": {"effect": -0.5, "diverges": [1]}})
     work(plan.out)
     loaded = load_experiment(plan.out)
-    assert (loaded.results[RunKey("a", 1)].has_diverged, loaded.results[RunKey("a", 1)].reason) == (True, "loss is nan")
+    assert (loaded.results[RunKey("a", 1)].has_failed, loaded.results[RunKey("a", 1)].failure) == (
+        True,
+        "diverged: loss is nan",
+    )
     assert (loaded.state.verdicts["a"].verdict, loaded.state.verdicts["a"].diverged) == ("undecided", 1)
 
 

@@ -326,6 +326,11 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     for seed in range(4):
         Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
     Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
+    shared = {f"baseline,seed={seed}": "first" for seed in range(4)}
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_llm.ablate.setup.reusable", lambda *_, **__: NOTHING_REUSED | {"runs": shared})
+        assert planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4, 6], out="runs/shares")() == 0
+    assert "not independent" not in capsys.readouterr().err  # these runs are shared on purpose
     run = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4, 6], out="runs/second")
     assert run() == 0
     said = capsys.readouterr().err
@@ -337,6 +342,24 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     assert fresh() == 0
     assert "not independent" not in capsys.readouterr().err
     assert json.loads(Path("runs/third", PLAN).read_text())["first_seed"] == 1000
+
+
+def test_a_variant_with_another_optimizer_says_what_it_keeps(folder, monkeypatch, capsys):
+    """The parser keeps the arguments that both classes have, defaults of the baseline's class too."""
+    sgd = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.5, "momentum": 0.9}}
+    variants = {"plain": {"model.optimizer": "torch.optim.SGD"}, "own": {"model.optimizer": sgd}, "relu": RELU}
+    options = {"model.optimizer": {"class_path": "lightning_llm.optim.AdamW", "init_args": {"lr": 0.004}}}
+    assert planned(monkeypatch, variants=variants, options=options)() == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "keeps" in line]
+    others = "its other arguments are what the variant sets, or SGD's defaults"
+    assert lines == [
+        f"lightning-llm ablate: {name}: model.optimizer SGD keeps {kept} of the baseline's AdamW; {others}"
+        for name, kept in (("plain", "lr 0.004, weight_decay 0.1"), ("own", "weight_decay 0.1"))
+    ]
+    configs = {name: yaml.safe_load(Path("out", CONFIGS, f"{name}.yaml").read_text()) for name in ("plain", "own")}
+    arguments = {name: config["model"]["optimizer"]["init_args"] for name, config in configs.items()}
+    assert (arguments["plain"]["lr"], arguments["plain"]["momentum"]) == (0.004, 0.0)
+    assert (arguments["own"]["lr"], arguments["own"]["weight_decay"]) == (0.5, 0.1)
 
 
 def identities(out):

@@ -319,7 +319,10 @@ def test_a_baseline_that_diverges_costs_its_pairs_alone(folder, trainer, capsys)
     assert json.loads(capsys.readouterr().out)["pairs"] >= 4
     diverge(trainer, BASELINE, range(1000, 1024))
     assert attempt("--vary", GELU) == 3
-    assert "gelu: stopped (place 2 of the stream): the baseline diverged too often." in capsys.readouterr().out
+    assert (
+        "gelu: stopped (place 2 of the stream): too many runs of the baseline failed to train."
+        in capsys.readouterr().out
+    )
     assert main(["ablate", "status", "s"]) == 0
 
 

@@ -67,7 +67,7 @@ def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
     assert "2.1000 ± 0.0816" in said
     assert (
         "  validation loss +0.1000 nats/token (+4.8%): worse; 95% interval +0.0870 to +0.1130, p 0.00015, 4 pairs, "
-        "correlation 1.00\n"
+        "correlation 1.00; too few pairs for the sign-flip test (its p is at least 0.12, and must be at most 0.05)\n"
     ) in said
     assert "  time +10.0 s (+87.0%): worse; 95% interval +7.8 to +12.2, p 3.4e-05\n" in said
     assert "  peak memory 0.000 GiB: undecided; 95% interval +0.000 to +0.000, p 1\n" in said
@@ -119,7 +119,10 @@ def test_pairs_that_must_be_pairs_and_are_not_are_one_line(tmp_path, capsys, err
     root = several(tmp_path / "runs", initial_values={"embed": "8x4 float32 bb"})
     runs = [str(root / name) for name in ("swiglu-0", "swiglu-1", "gelu-0", "gelu-1")]
     assert main(["compare", *runs]) == 0
-    assert "not paired: seed 0: their initial values differ: embed; a verdict takes 4 runs" in capsys.readouterr().out
+    assert (
+        "not paired: seed 0: their initial values differ: embed; a verdict needs at least 4 runs"
+        in capsys.readouterr().out
+    )
     assert main(["compare", *runs, "--paired"]) == 2
     assert error_line() == (
         "lightning-llm compare: error: mlp=gelu and mlp=swiglu are no pairs: seed 0: their initial values differ: "

@@ -75,7 +75,8 @@ def until(look, is_there):
 
 
 def test_the_data_come_over_http(runs):
-    with dashboard("runs", "--port", "0") as (_, address, lines):
+    with dashboard("runs", "--port", "0") as (process, address, lines):
+        assert f"{address}?smoothing=0#custom_scalars{screenshot.UNSMOOTHED}" in process.stdout.readline()
         tags = until(
             lambda: ask(address, "data/plugin/scalars/tags"),
             lambda tags: len(tags) == 2 and all("val_loss" in of_run for of_run in tags.values()),

@@ -2,10 +2,10 @@
 
 import yaml
 
-from lightning_llm.io.untrusted import printable
+from lightning_llm.io.untrusted import LONGEST_NAME, printable
 from lightning_llm.runs.event_files import EVENT_FILES
 from lightning_llm.runs.find import find_runs
-from lightning_llm.runs.names import LONGEST_NAME, differences, run_names
+from lightning_llm.runs.names import differences, run_names
 
 BASE = {
     "seed_everything": 1,
@@ -89,6 +89,25 @@ def test_many_differences_are_told_within_a_config(tmp_path):
         make(tmp_path / "large" / "version_1", changed(**wide, seed_everything=2)),
     ]
     assert run_names(found(*folders)) == ["small", "large: seed_everything=1", "large: seed_everything=2"]
+
+
+def test_a_name_with_many_options_has_the_first_ones_and_the_number_of_the_others(tmp_path):
+    """Seven options differ within one config, so its name alone does not tell its runs apart."""
+
+    def wide(folder, factor):
+        options = {f"model__architecture__option_{letter}": n * factor for n, letter in enumerate("abcdefg", 1)}
+        return make(tmp_path / "a" / folder, changed(**options))
+
+    folders = [wide("version_0", 1), wide("version_1", 2)]
+    shown = ", ".join(f"option_{letter}={n}" for n, letter in enumerate("abcd", 1))
+    assert run_names(found(*folders))[0] == f"a: {shown}, and 3 more"
+    same_start = make(tmp_path / "a" / "version_2", yaml.safe_load((folders[0] / "config.yaml").read_text()))
+    config = yaml.safe_load((same_start / "config.yaml").read_text())
+    config["model"]["architecture"]["option_g"] = 0
+    (same_start / "config.yaml").write_text(yaml.safe_dump(config))
+    names = run_names(found(*folders, same_start))
+    assert [name.endswith("(version_2)") for name in names] == [False, False, True]
+    assert len(set(names)) == 3
 
 
 def test_names_are_short_enough_for_folders(tmp_path):

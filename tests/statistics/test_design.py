@@ -49,12 +49,12 @@ def test_without_a_delta_there_is_no_size():
 def test_fewer_than_four_pairs_show_nothing():
     for pairs in range(2, FEWEST):
         assert Design(0.05, (), 1.0).answer(0.1, 0.2, pairs) == Answer(NOT_SHOWN, NOT_SHOWN)
-        assert not Design(0.05, (), 1.0, precision=1.0).ends(0.1, 0.2, pairs)
+        assert not Design(0.05, (), 1.0, half_width=1.0).ends(0.1, 0.2, pairs)
     assert Design(0.05, (), 1.0).answer(0.1, 0.2, FEWEST).word == EQUIVALENT
 
 
-def test_a_goal_of_precision_ends_a_comparison_instead_of_a_verdict():
-    design = Design(0.05, LOOKS, 0.005, precision=0.002)
+def test_a_goal_of_half_width_ends_a_comparison_instead_of_a_verdict():
+    design = Design(0.05, LOOKS, 0.005, half_width=0.002)
     assert not design.ends(0.010, 0.016, 8)  # worse, but not known well enough
     assert design.ends(0.010, 0.0139, 8)
     assert design.ends(-0.001, 0.001, 8)

@@ -50,7 +50,7 @@ def test_the_outlook_says_how_far_each_look_gets():
     # by hand, for two variants: the later of both
     both = [found.ended[8] ** 2, found.ended[12] ** 2 - found.ended[8] ** 2, 1 - found.ended[12] ** 2]
     assert found.longest(2) == pytest.approx(np.dot(both, LOOKS))
-    goal = outlook(Design(0.05, LOOKS, precision=0.7), 1.0, 1.0)
+    goal = outlook(Design(0.05, LOOKS, half_width=0.7), 1.0, 1.0)
     assert goal.ended[16] > 0.5
     with pytest.raises(ValueError, match="the spread must be from 1e-09 to 1e"):
         outlook(Design(0.05, LOOKS), 1.0, 1e7)

@@ -55,4 +55,14 @@ def test_a_direction_that_rests_on_few_pairs_is_doubted():
     assert any("the differences are skewed (+" in each for each in skewed.doubts(0.013, 0.05))
     clear = robust([0.01, 0.012, 0.011, 0.009, 0.01, 0.011, 0.01, 0.012])
     assert clear.doubts(0.012, 0.05) == []
-    assert robust([0.01, 0.012, 0.011, 0.009]).doubts(0.01, 0.05) == []  # four pairs cannot confirm anything
+
+
+@pytest.mark.parametrize(
+    ("pairs", "alpha", "smallest"), [(4, 0.05, "0.12"), (5, 0.05, "0.062"), (6, 0.05 / 3, "0.031")]
+)
+def test_a_direction_that_no_sign_flip_test_of_so_few_pairs_confirms_is_doubted(pairs, alpha, smallest):
+    few = robust([0.01 + 0.001 * number for number in range(pairs)])
+    (doubt,) = few.doubts(0.01, alpha)
+    assert doubt.startswith(f"too few pairs for the sign-flip test (its p is at least {smallest}, ")
+    more = robust([0.01 + 0.001 * number for number in range(pairs + 2)])
+    assert more.doubts(0.01, alpha) == []

@@ -31,7 +31,8 @@ def test_lower_is_better():
     low, high = found.interval
     assert low < -0.1 < high < 0
     assert found.p == found.p_adjusted < 0.001
-    assert (found.has_ended, found.level, found.warnings) == (True, 0.95, [])
+    assert (found.has_ended, found.level) == (True, 0.95)
+    assert [warning.partition(" (")[0] for warning in found.warnings] == ["too few pairs for the sign-flip test"]
     assert one(shifted(0.1, 0.11, 0.09, 0.1)).verdict == WORSE
     assert json.loads(json.dumps(dataclasses.asdict(found)))["interval"] == [low, high]
 
@@ -82,15 +83,16 @@ def test_what_others_find_changes_nothing():
 
 def test_a_verdict_at_an_early_look_is_likely_exaggerated():
     variant = shifted(-0.1, -0.11, -0.09, -0.1)
-    assert one(variant, looks=LOOKS).note == "reached at look 1 of 5: the difference is likely exaggerated"
+    assert one(variant, looks=LOOKS).note == "it stopped at look 1 of 5, so the true difference is probably smaller"
+    assert one(variant, looks=LOOKS, half_width=0.001).note == ""  # a verdict does not stop it
     assert one(variant, looks=(4,)).note == ""
 
 
-def test_a_goal_of_precision_wants_more_pairs_than_a_verdict():
+def test_a_goal_of_half_width_wants_more_pairs_than_a_verdict():
     variant = shifted(-0.1, -0.11, -0.09, -0.1)
-    found = one(variant, looks=LOOKS, precision=0.001)
+    found = one(variant, looks=LOOKS, half_width=0.001)
     assert (found.verdict, found.has_ended) == (BETTER, False)
-    assert one(variant, looks=LOOKS, precision=0.1).has_ended
+    assert one(variant, looks=LOOKS, half_width=0.1).has_ended
 
 
 # ---- runs that diverged
@@ -101,7 +103,7 @@ def test_a_diverged_run_is_counted_and_never_better(lost):
     found = one([1.0, 1.01, lost, 1.02], delta=10)
     assert (found.verdict, found.diverged, found.pairs, found.baseline_diverged) == (UNDECIDED, 1, 4, 0)
     assert found.difference is found.interval is found.p is found.p_adjusted is None
-    assert found.note == "1 of 4 runs of the variant diverged"
+    assert found.note == "1 of 4 runs of the variant failed to train"
     assert found.p_diverged == 1.0
 
 
@@ -109,10 +111,10 @@ def test_four_of_four_against_none_is_worse():
     found = one([None] * 4, delta=1)
     assert (found.verdict, found.size, found.has_ended) == (WORSE, None, True)
     assert found.p_diverged == pytest.approx(2 / 70)
-    assert found.sentence == "worse: 4 of 4 runs diverged, and 0 of 4 of the baseline"
+    assert found.sentence == "worse: 4 of 4 runs failed to train, and 0 of 4 of the baseline"
     planned = one([None] * 4, more_baseline=BASELINE, looks=(4, 6))  # the null variant's runs are like the baseline's
     assert (planned.verdict, planned.p_diverged) == (WORSE, pytest.approx(2 / 495))
-    assert planned.sentence == "worse: 4 of 4 runs diverged, and 0 of 8 of the baseline and the null variant"
+    assert planned.sentence == "worse: 4 of 4 runs failed to train, and 0 of 8 of the baseline and the null variant"
     assert one([None] * 4, looks=(4, 6)).verdict == UNDECIDED  # a plan looks more than once
     assert one([None, None, 2.0, 2.0]).verdict == UNDECIDED
     assert one([None] * 3, baseline=BASELINE[:3]).verdict == UNDECIDED
@@ -121,7 +123,10 @@ def test_four_of_four_against_none_is_worse():
     lost = Sample([2.0] * 8, [None] * 5 + [2.0] * 3, more_baseline=[2.0] * 8)
     assert verdicts(dict.fromkeys("abc", lost), looks=(8, 12, 16))["a"].verdict == WORSE  # 5 of 8, three variants
     saved = one(BASELINE, baseline=[None] * 4)
-    assert (saved.verdict, saved.sentence) == (BETTER, "better: 0 of 4 runs diverged, and 4 of 4 of the baseline")
+    assert (saved.verdict, saved.sentence) == (
+        BETTER,
+        "better: 0 of 4 runs failed to train, and 4 of 4 of the baseline",
+    )
 
 
 def test_counts_do_not_overrule_an_interval_that_says_worse():
@@ -148,7 +153,8 @@ def test_a_diverged_run_of_the_baseline_takes_only_its_pair_out():
     whole = one([*variant[:2], 1.9, *variant[3:]], baseline=[*baseline[:2], 2.0, *baseline[3:]], looks=(6, 8))
     assert found.interval[1] - found.interval[0] > whole.interval[1] - whole.interval[0]  # five pairs say less
     assert found.note == (
-        "1 of 6 runs of the baseline diverged; reached at look 1 of 2: the difference is likely exaggerated"
+        "1 of 6 runs of the baseline failed to train; "
+        "it stopped at look 1 of 2, so the true difference is probably smaller"
     )
 
 
@@ -206,8 +212,8 @@ def test_a_verdict_takes_four_pairs():
     found = one([1.9, 1.91, 1.89], baseline=[2.0, 2.0, 2.0], delta=0.5)
     assert (found.verdict, found.direction, found.size) == (UNDECIDED, NOT_SHOWN, NOT_SHOWN)
     assert found.interval[1] < 0
-    assert found.note == "a verdict takes 4 pairs"
-    assert one([1.9, 1.91], is_paired=False).note == "a verdict takes 4 runs on one side"
+    assert found.note == "a verdict needs at least 4 pairs"
+    assert one([1.9, 1.91], is_paired=False).note == "a verdict needs at least 4 runs on each side"
 
 
 def test_further_looks_follow_the_planned_ones():
@@ -257,7 +263,7 @@ def test_values_that_are_too_large_to_calculate_with():
     [
         ({"alpha": 0}, "alpha must be above 0 and below 0.5, got 0"),
         ({"delta": -1.0}, "delta must be above 0, got -1.0"),
-        ({"precision": 0.0}, "precision must be above 0, got 0.0"),
+        ({"half_width": 0.0}, "half_width must be above 0, got 0.0"),
         ({"looks": (1, 4)}, r"looks must be increasing numbers of pairs from 2 on, got \[1, 4\]"),
         ({"looks": (4, 4)}, "looks must be increasing"),
         ({"baseline": [1.0]}, "a has 4 values and its baseline 1: every pair needs both"),

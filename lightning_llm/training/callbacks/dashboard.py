@@ -31,8 +31,10 @@ LAYOUT = {
         "gradient norm before clipping": [f"^{metrics.GRAD_NORM}$"],
     },
     "memory": {
-        "peak in backward, GiB": [f"^{metrics.MEMORY}backward{metrics.PEAK}$"],
-        "saved activations at the peak, GiB": [f"^{metrics.MEMORY_AT_PEAK}activations_gib$"],
+        "peak in backward, GiB (on a CPU: of the whole process)": [f"^{metrics.MEMORY}backward{metrics.PEAK}$"],
+        "saved activations at the peak, GiB (needs every_n_steps of MemoryProfiler)": [
+            f"^{metrics.MEMORY_AT_PEAK}activations_gib$"
+        ],
     },
     "throughput": {
         "tokens per second": [f"^{metrics.TOKENS_PER_SECOND}$"],
@@ -43,8 +45,8 @@ LAYOUT = {
     "recall": {
         "recall loss and other loss, nats/token": [f"^{metrics.VAL_RECALL_LOSS}$", f"^{metrics.VAL_OTHER_LOSS}$"]
     },
-    # empty with a single source, so it comes last
-    "loss by data source": {"validation, nats/token": [f"^{metrics.VAL_LOSS}/.*"]},
+    # last, since most runs have a single source
+    "loss by data source": {"validation, nats/token (needs data.mixture)": [f"^{metrics.VAL_LOSS}/.*"]},
 }
 
 # The HPARAMS tab shows the last value of each next to the options.

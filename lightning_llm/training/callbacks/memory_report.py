@@ -18,6 +18,7 @@ from lightning_llm.io.untrusted import number_in
 from lightning_llm.measure.timeline import CATEGORIES, MemorySample, Timeline
 
 REST = "all others"
+LABEL_WIDTH, LABEL_HEIGHT = 0.13, 0.03  # of a label of a phase, as shares of the width of the plot
 NAMES = {"optimizer_state": "optimizer state", "activations": "saved activations"}
 COLORS = {
     **{"parameters": "#4c566a", "gradients": "#8f6fb0", "optimizer_state": "#9aa5b8", "inputs": "#2f9e8f"},
@@ -99,7 +100,8 @@ def draw(reports: Mapping[str, Report], title: str) -> Any:
                 if column == len(reports) - 1:
                     handles, labels = axis.get_legend_handles_labels()
                     axis.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
-            axes[0, column].set_title(f"{label}\npeak {peak['bytes'] / unit:,.1f} {name} in {peak['phase']}")
+            title_of_column = f"{label}\npeak of all tensors {peak['bytes'] / unit:,.1f} {name}, in {peak['phase']}"
+            axes[0, column].set_title(title_of_column)
             axes[1, column].set_xlabel("operators run since the step began")
         axes[0, 0].set_ylim(0, 1.12 * highest / unit)
         axes[0, 0].figure.suptitle(title)
@@ -125,10 +127,15 @@ def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors
 
 
 def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None:
-    for operator, phase in timeline["marks"]:
-        at_end = operator > 0.85 * timeline["operators"]  # the optimizer takes few operators: labeled on the left
-        axis.axvline(operator, color="black", linewidth=0.7, alpha=0.6)
-        axis.text(operator, 1.11 * highest, f" {phase} ", fontsize=8, va="top", ha="right" if at_end else "left")
+    """A line where each phase begins, with its name: upright in a narrow phase, and none in a narrower one."""
+    begins = [operator for operator, _ in timeline["marks"]]
+    ends = [*begins[1:], timeline["operators"]]
+    for (begin, phase), end in zip(timeline["marks"], ends, strict=True):
+        axis.axvline(begin, color="black", linewidth=0.7, alpha=0.6)
+        share, is_last = (end - begin) / timeline["operators"], end == timeline["operators"]
+        if share > LABEL_HEIGHT or is_last:
+            upright = {"rotation": 90} if share < LABEL_WIDTH else {}
+            axis.text(begin, 1.11 * highest, f" {phase} ", fontsize=8, va="top", ha="left", **upright)
 
 
 def _order(name: str) -> tuple[str, list[int], str]:
