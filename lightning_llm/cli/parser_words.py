@@ -21,6 +21,7 @@ _REWORDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"Type typing\.Callable\[.*?\] expects a function or a callable class: ", ""),
     (r"\. Got value: Namespace\(.*?\)(?=$| - | Given value)", ""),
     (r"\. Got value: ", ", got "),
+    (r", got None\b", ", got null"),
     (
         r"Not a valid subclass of \S+ Subclass types expect one of: .*?\(implicit class_path\)",
         "expected an import path",

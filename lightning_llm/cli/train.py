@@ -29,7 +29,7 @@ from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.checkpoints.reading import read_outline
 from lightning_llm.checkpoints.schema import EXECUTION, LIGHTNING
-from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, size
+from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, part_options, size
 from lightning_llm.cli.commands import help_of
 from lightning_llm.cli.ends import say
 from lightning_llm.cli.errors import USER_ERROR
@@ -190,7 +190,7 @@ class TrainingCLI(LightningCLI):
         config = self.config.clone()
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
             config.pop(f"{self.subcommand}.{section}.{CLASS_PATH}")
-        custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
+        custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture", {}))
         with custom_classes.blaming(*self.classes.values()):
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
@@ -316,7 +316,7 @@ class _LeftTheOthers(SystemExit):
 
 def _run_command(command: str, words: list[str], python_classes: dict[str, type | None]) -> TrainingCLI:
     try:
-        complete = command_line.complete(words)
+        complete = part_options.with_whole_parts(command_line.complete(words))
         for line in parsing.check_configs(complete):  # before anything imports what they name
             say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = custom_classes.choose(complete, python_classes)
