@@ -22,7 +22,7 @@ from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
 PASSED = dict.fromkeys(BUILT_IN, "config is the ModelConfig") | {"norm": "size and eps are numbers"}
-LONGEST_SIGNATURE = 200  # characters in a message
+LONGEST = 200  # characters of a signature or an error in a message
 FORWARDS = {
     "attention": "x, context",
     "mlp": "x",
@@ -133,11 +133,14 @@ def _misfit(kind: str, name: str, make: type, error: Exception) -> str:
     for frame, line in walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == make.__module__:
             place = f" ({frame.f_code.co_filename}, line {line})"
-    passed = f"{PASSED[kind]}, arguments are those of init_args"
-    called = f"{make.__name__}{CONSTRUCTORS[kind]}, where {passed}"
-    return f"{kind} {name!r} is called as {called}: {reason}{place}; it takes {_signature(make)}"
+    called = f"{make.__name__}{CONSTRUCTORS[kind]}, where {PASSED[kind]} and arguments are those of init_args"
+    advice = f"it takes {_signature(make)}: give a class whose constructor makes it from these"
+    return f"{kind} {name!r} is called as {called}, and its constructor failed: {_shortened(reason)}{place}; {advice}"
 
 
 def _signature(function: Callable[..., Any]) -> str:
-    text = str(inspect.signature(function))
-    return text if len(text) <= LONGEST_SIGNATURE else f"{text[:LONGEST_SIGNATURE]}…"
+    return _shortened(str(inspect.signature(function)))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
