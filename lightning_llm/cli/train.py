@@ -52,6 +52,7 @@ from lightning_llm.training.checkpoint_io import refuse_code
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
+from lightning_llm.training.launcher import starts_inside
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
@@ -206,6 +207,11 @@ class TrainingCLI(LightningCLI):
         # a TypeError is Lightning's answer to devices "many"
         with prefixed(f"trainer.devices {options.get('devices')!r} or another trainer option", TypeError):
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
+        if starts_inside(trainer.strategy):
+            raise ValueError(
+                f"trainer.strategy {options.get('strategy')} forks or spawns processes, which no command does: "
+                "use ddp; in a notebook, start the command with !, or call Trainer.fit"
+            )
         trainer.precision_reason = self.precision_reason
         trainer.sizing = self.sizing
         own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved), StatusFile()]
