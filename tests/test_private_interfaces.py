@@ -19,10 +19,12 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import nn
 from torch.nn.modules import module as nn_module
 
 from lightning_llm.checkpoints import loop_state
+from lightning_llm.training.checkpoint_io import HANDED_BACK
 
 PACKAGE = Path(__file__).parents[1] / "lightning_llm"
 ROOTS = ("torch", "lightning", "torchmetrics")
@@ -65,6 +67,7 @@ def hook_dict(name: str, owner: Any = None) -> Callable[[], object]:
 
 HOOKS = "a dict of hooks; empty: the module's weight may be read without calling the module"
 FOREACH = "the multi-tensor operation, one call for all parameters"
+LAUNCHER = "lightning.pytorch.strategies.launchers:_MultiProcessingLauncher"
 NAMED = "the name that torch writes into files of tensors"
 INTERFACES = (
     Interface("_foreach_mul_", "torch", FOREACH, foreach("_foreach_mul_", ones(), 2.0)),
@@ -93,6 +96,21 @@ INTERFACES = (
         "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop",
         "false after the last micro-batch of a step; a test below compares it with the steps taken",
         has("lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop", "_should_accumulate"),
+    ),
+    Interface(
+        "_MultiProcessingLauncher",
+        "lightning.pytorch.strategies.launchers",
+        "sends results of forked and spawned processes back by these two methods, and weights by a file of this name",
+        lambda: (
+            has(LAUNCHER, "get_extra_results", "_recover_results_in_main_process")()
+            and f'"{HANDED_BACK}"' in inspect.getsource(_MultiProcessingLauncher)
+        ),
+    ),
+    Interface(
+        "_start_method",
+        "lightning.pytorch.strategies.launchers._MultiProcessingLauncher",
+        "fork or spawn",
+        lambda: _MultiProcessingLauncher(DDPStrategy(), "spawn")._start_method == "spawn",
     ),
     Interface("_fused_adamw_", "torch", "AdamW as one kernel on CPU and CUDA", has("torch", "_fused_adamw_")),
     Interface(

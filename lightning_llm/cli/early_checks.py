@@ -74,7 +74,7 @@ def _check_checkpoint(checkpoint: str, words: Sequence[str], has_section: bool) 
     value_of = partial(command_line.given_option, words)
     if checkpoint not in ("last", "best"):
         named_checkpoint(checkpoint, Path())
-    elif not has_section:
+    elif not has_section and not isinstance(value_of("trainer.logger"), str | dict | list):  # it may choose the folder
         root = Path(value_of("trainer.default_root_dir") or "runs")  # without a config any run below it counts
         folder = root / command_line.experiment_name(words) if command_line.configs_in(words) else root
         named_checkpoint(checkpoint, Path(value_of("trainer.run_dir") or folder))

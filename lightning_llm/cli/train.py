@@ -149,7 +149,7 @@ class TrainingCLI(LightningCLI):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        self._find_checkpoint(Path(options.run_dir or Path(options.default_root_dir) / self.experiment))
+        self._find_checkpoint(command_line.folder_of_runs(options, self.experiment))
         self._check_init_from()
         saved = self._checked_execution()
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same

@@ -127,7 +127,7 @@ def _check_call(
         raise ValueError(f"{kind} {name!r} is called as {called}") from None
 
 
-def _misfit(kind: str, name: str, make: type, error: Exception) -> str:
+def _misfit(kind: str, name: str, make: Callable[..., Any], error: Exception) -> str:
     """What a constructor of the user's choice made of what it was given, and where."""
     place, reason = "", " ".join(f"{type(error).__name__}: {error}".split())
     for frame, line in walk_tb(error.__traceback__):

@@ -16,7 +16,8 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.io.atomic import remove_path
 
-HANDED_BACK = ".temp.ckpt"  # weights alone: those that a forked or spawned process hands back to Lightning in its parent
+HANDED_BACK = ".temp.ckpt"  # Lightning's name for weights alone, from a forked or spawned process to its parent
+
 
 
 class AtomicCheckpointIO(CheckpointIO):
