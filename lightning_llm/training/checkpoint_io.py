@@ -19,7 +19,6 @@ from lightning_llm.io.atomic import remove_path
 HANDED_BACK = ".temp.ckpt"  # Lightning's name for weights alone, from a forked or spawned process to its parent
 
 
-
 class AtomicCheckpointIO(CheckpointIO):
     """Checkpoints are written completely or not at all, and read without running code.
 
