@@ -11,6 +11,7 @@ TYPES = {
 }
 OUTSIDE = "{} is not imported: it is outside lightning_llm, and no option or config names it by this path"
 _REWORDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"\b([Gg]ot|value:|string:|format:) None\b", r"\1 null"),
     (r'Parser key "([^"]*)"', r"\1"),
     (
         r"Importing '(.*?)' is not allowed, .*? in set_parsing_settings to allow it\.",
@@ -21,7 +22,6 @@ _REWORDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"Type typing\.Callable\[.*?\] expects a function or a callable class: ", ""),
     (r"\. Got value: Namespace\(.*?\)(?=$| - | Given value)", ""),
     (r"\. Got value: ", ", got "),
-    (r", got None\b", ", got null"),
     (
         r"Not a valid subclass of \S+ Subclass types expect one of: .*?\(implicit class_path\)",
         "expected an import path",

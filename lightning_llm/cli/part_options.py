@@ -25,7 +25,7 @@ DEFAULTS = {field.name: field.default for field in fields(ModelConfig) if field.
 
 
 def with_whole_parts(words: Sequence[str]) -> list[str]:
-    """The same words, in which each part whose class or arguments are given by name is one value, at the end.
+    """The same words, in which each part of the model is given once, as a whole, at the end.
 
     An argument is of the class that is named last, wherever it was typed: none is dropped in silence.
 
@@ -39,12 +39,19 @@ def with_whole_parts(words: Sequence[str]) -> list[str]:
     for word in words:
         name, _, value = word.partition("=")
         kind, _, argument = name.removeprefix(f"--{ARCHITECTURE}.").partition(".")
-        if name.startswith(f"--{ARCHITECTURE}.") and kind in BUILT_IN and argument not in ("", "help"):
+        if name.startswith(f"--{ARCHITECTURE}.") and kind in BUILT_IN and argument != "help":
             typed.setdefault(kind, []).append((argument, value))
         else:
             rest.append(word)
-    whole = {kind: _whole(kind, _given(kind, rest), options) for kind, options in typed.items()}
-    return [*rest, *(f"--{ARCHITECTURE}.{kind}={json.dumps(part)}" for kind, part in whole.items())]
+    whole = list[str]()
+    for kind, options in typed.items():
+        is_given_whole = all(argument == "" for argument, _ in options)
+        part = options[-1][1] if is_given_whole else _whole(kind, _given(kind, rest), options)
+        if not isinstance(part, str) or isinstance(_read(part), dict):
+            # the parser cannot put options of a class in the place of others that are plain, but in that of a name
+            whole.append(f"--{ARCHITECTURE}.{kind}={DEFAULTS[kind]}")
+        whole.append(f"--{ARCHITECTURE}.{kind}={part if isinstance(part, str) else json.dumps(part)}")
+    return [*rest, *whole]
 
 
 def name_in(part: object) -> str | None:
@@ -56,14 +63,17 @@ def name_in(part: object) -> str | None:
 
 def _whole(kind: str, part: Any, options: list[tuple[str, str]]) -> Any:
     """A part with the class and the arguments that are given by name."""
-    for path in (value for argument, value in options if argument == CLASS_PATH):
-        part = part if path == name_in(part) else path
+    for argument, text in options:
+        if argument == "":
+            part = _read(text)
+        elif argument == CLASS_PATH and text != name_in(part):
+            part = text
     part = normalized(part)
     for problem in form_problems(kind, part):
         raise ValueError(problem)
     arguments = arguments_of(part)
     for argument, text in options:
-        if argument == CLASS_PATH:
+        if argument in ("", CLASS_PATH):
             continue
         value = _read(text)
         if argument != INIT_ARGS:
@@ -86,9 +96,7 @@ def _given(kind: str, words: Sequence[str]) -> Any:
         option, _, text = word.partition("=")
         section = "" if option in CONFIG_OPTIONS else option.removeprefix("--").rstrip("+")
         name = f"{ARCHITECTURE}.{kind}"
-        if section == name:
-            part = _read(text)
-        elif not section or section in (ARCHITECTURE, ARCHITECTURE.partition(".")[0]):
+        if not section or section in (ARCHITECTURE, ARCHITECTURE.partition(".")[0]):
             content = _read(read_text(Path(text), LARGEST) if Path(text).is_file() else text)
             part = value_at(content, name.removeprefix(section).removeprefix("."), part)
     return part

@@ -113,7 +113,7 @@ def test_an_argument_by_name_changes_the_part_of_a_config(tiny, of_parts):
         (["attention=sliding_window", "attention.window="], "attention.window must be a whole number from 1, got None"),
         (["mlp.init_args=8"], "model.architecture.mlp.init_args must have options by name, got '8'"),
         (["mlp=7", "mlp.a=1"], "mlp must be a name, an import path, or class_path and init_args, got 7"),
-        (["norm.alpha=2026-11-28"], "model.architecture.norm.alpha is '2026-11-28', expected a finite number"),
+        (["norm=dynamic_tanh", "norm.alpha=.inf"], "model.architecture.norm.alpha is '.inf', expected a finite number"),
         (["mlp.class_path=relue"], "mlp 'relue' is unknown: choose one of swiglu"),
     ],
 )
