@@ -115,7 +115,7 @@ def test_last_is_looked_for_where_the_logger_makes_the_run(tiny, flags, tmp_path
     assert {path.parent.parent for path in tmp_path.glob("*/*/*/checkpoints")} == {(tmp_path / run).parent}
     if run.startswith("runs"):
         assert main(["fit", *flags(), "--config=quickstart", "--ckpt_path=last"]) == 2
-        assert f"no checkpoint in runs/quickstart: the newest run in runs is {run}: give its path" in error_line()
+        assert f"no checkpoint in runs/quickstart (the newest run beside it is {run}: give its path)" in error_line()
 
 
 def test_a_fast_dev_run_leaves_other_runs_alone(tiny, tmp_path):
