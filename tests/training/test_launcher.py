@@ -35,7 +35,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("strategy", ["ddp_notebook", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
 def test_fit_returns_what_the_processes_have_trained(strategy, text_file, tmp_path, quick_processes):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [quick_processes.python, "script.py", str(text_file), strategy]
+    command = [quick_processes.python, str(tmp_path / "script.py"), str(text_file), strategy]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **quick_processes.environment}
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": HANGS_S}
     done = subprocess.run(command, **options)
