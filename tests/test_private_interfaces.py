@@ -27,6 +27,7 @@ OF_TUPLES = {"_replace", "_asdict", "_fields"}  # documented, of NamedTuple
 
 HOOKS = "a dict of hooks; empty: the module's weight may be read without calling the module"
 FOREACH = "the multi-tensor operation, one call for all parameters"
+LAUNCHER = "lightning.pytorch.strategies.launchers:_MultiProcessingLauncher"
 NAMED = "the name that torch writes into files of tensors"
 STRATEGY = "the constructor's argument of this name"
 INTERFACES = {  # by owner: names, and what the code relies on
@@ -72,6 +73,10 @@ INTERFACES = {  # by owner: names, and what the code relies on
         "_parser": "the parser of a subcommand",
     },
     "lightning.pytorch.Trainer": {"_accelerator_connector": "its cluster_environment is the launcher's"},
+    "lightning.pytorch.strategies.launchers": {
+        "_MultiProcessingLauncher": "get_extra_results, _recover_results_in_main_process, and weights in a file of a name"
+    },
+    "lightning.pytorch.strategies.launchers._MultiProcessingLauncher": {"_start_method": "fork or spawn"},
     "lightning.pytorch.strategies.DDPStrategy": {"_ddp_kwargs": "the options of DistributedDataParallel"},
     "lightning.pytorch.strategies.ModelParallelStrategy": dict.fromkeys(
         (

@@ -14,7 +14,7 @@ from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config, value_at
-from lightning_llm.io.trust import TRUST_CODE
+from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
 from lightning_llm.io.untrusted import file_name, shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.runs.directory import CONFIG
@@ -28,6 +28,8 @@ ABSENT = object()
 OPTIONAL_VALUE = (".help", "--print_config")  # the ends of options whose value may be left out
 FLAGS = ("-h", "--help", "--print_config", TRUST_CODE, "--repeat")
 DEFAULT_STEPS = 300  # of a run without a config; Lightning's default is 1,000 epochs
+OWN_LOGGER = "JSONLinesLogger"
+LOGGERS_WITH_FOLDERS = (OWN_LOGGER, "TensorBoardLogger")
 LENGTHS = ("max_epochs", "max_time", "min_steps", "min_epochs", "fast_dev_run")
 
 
@@ -124,6 +126,26 @@ def experiment_name(words: Sequence[str]) -> str:
     with_model = (file for file in reversed(configs) if file.is_file() and {"model", "data"} & read_config(file).keys())
     path = next(with_model, configs[-1])
     return file_name(path.resolve().parent.parent.name if path.name == CONFIG else path.stem)
+
+
+def folder_of_runs(trainer: Any, experiment: str) -> Path:
+    """Where the runs of a command go: where its run directory is asked for, or a logger makes it, or by its name.
+
+    Args:
+        trainer: The parsed options of the trainer.
+        experiment: The name of the runs.
+    """
+    if trainer.run_dir:
+        return Path(trainer.run_dir)
+    root = Path(trainer.default_root_dir)
+    for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
+        name = getattr(logger, CLASS_PATH, "").rpartition(".")[2]
+        if name not in LOGGERS_WITH_FOLDERS:
+            continue
+        folder = Path(logger.init_args.save_dir)
+        if name == OWN_LOGGER or folder.resolve() == root.resolve():  # as the Trainer chooses it
+            return folder / (logger.init_args.name or "")
+    return root / experiment
 
 
 def complete(words: Sequence[str]) -> list[str]:

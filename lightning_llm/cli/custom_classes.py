@@ -108,12 +108,12 @@ def check_parsed(options: Mapping[str, Any], words: Sequence[str], classes: Mapp
 
 
 def check_architecture(architecture: object) -> None:
-    """Refuse a ``model.architecture`` that holds no options: the parser lets a number and a list pass.
+    """Refuse a ``model.architecture`` that holds no options: the parser lets a number, a list and null pass.
 
     Raises:
         ValueError: It is one of these.
     """
-    if isinstance(architecture, int | float | str | list):
+    if isinstance(architecture, int | float | str | list | None):
         raise ValueError(f"model.architecture must have options by name, got {shown(architecture)}")
 
 

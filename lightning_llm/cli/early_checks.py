@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_llm.cli import command_line, jobs, parsing
 from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
+from lightning_llm.cli.part_options import name_in, with_whole_parts
 from lightning_llm.data.corpora import STDIN, open_corpus
 from lightning_llm.data.prepare import given_tokenizer
 from lightning_llm.io.processes import is_first_process
@@ -34,7 +35,7 @@ def refused(words: Sequence[str]) -> int:
         jobs.check_restarts()
         jobs.check_address()
         if is_first_process() and "--print_config" not in words:  # another host may lack the text
-            _check_named(complete)
+            _check_named(with_whole_parts(complete))
     except (ValueError, OSError) as error:
         line = f"lightning-llm {words[0]}: error: {reason_of(error)}"
         return reports.mistake(words[0], line) if is_first_process() else USER_ERROR
@@ -58,8 +59,8 @@ def _check_named(words: Sequence[str]) -> None:
     if has_section or any(is_custom(value_of(f"{name}.class_path") or OUR_PREFIX) for name in ("model", "data")):
         return
     for kind, names in BUILT_IN.items():
-        name = value_of(f"model.architecture.{kind}")
-        if isinstance(name, str) and name not in names and "." not in name:
+        name = name_in(value_of(f"model.architecture.{kind}"))
+        if name is not None and name not in names and "." not in name:
             raise ValueError(next(part_problems(kind, name)))
     source = value_of("model.init_from")
     if source is not None and not os.path.exists(str(source)):
@@ -73,7 +74,7 @@ def _check_checkpoint(checkpoint: str, words: Sequence[str], has_section: bool) 
     value_of = partial(command_line.given_option, words)
     if checkpoint not in ("last", "best"):
         named_checkpoint(checkpoint, Path())
-    elif not has_section:
+    elif not has_section and not isinstance(value_of("trainer.logger"), str | dict | list):  # it may choose the folder
         root = Path(value_of("trainer.default_root_dir") or "runs")  # without a config any run below it counts
         folder = root / command_line.experiment_name(words) if command_line.configs_in(words) else root
         named_checkpoint(checkpoint, Path(value_of("trainer.run_dir") or folder))

@@ -21,7 +21,7 @@ from lightning_llm.cli.command_line import SECTIONS, SINGLE_OPTIONS, configs_in,
 from lightning_llm.io import trust
 from lightning_llm.io.config_file import check_yaml, parse_yaml, read_config
 from lightning_llm.io.untrusted import check_regular, shown
-from lightning_llm.model.parts import BUILT_IN, name_of, normalized
+from lightning_llm.model.parts import BUILT_IN, form_problems, name_of, normalized
 
 STRICT_YAML = "strict_yaml"  # the parser's own mode, but for keys that are given twice
 _PERMITTED: set[str] = set()
@@ -67,14 +67,31 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Any:
         else:
             if not _permit():
                 break
+    _refuse_null(parser, parsed)
     options = parsed[parsed.subcommand]  # the parser imports no parts: the model does
-    parts = {kind: name_of(normalized(options.get(f"model.architecture.{kind}", ""))) for kind in BUILT_IN}
-    for kind, path in parts.items():
+    for kind in BUILT_IN:
+        part = normalized(options.get(f"model.architecture.{kind}"))
+        path = "" if any(form_problems(kind, part)) else name_of(part)  # of a malformed part the model says more
         if path not in BUILT_IN[kind] and trust.is_custom(path) and "." in path and path not in trust.TRUSTED:
             if not trust.is_import_path(path):
                 raise trust.not_found(f"model.architecture.{kind}", path)
             raise ValueError(f"model.architecture.{kind} {shown(path)} is inside a string: write it without quotes")
     return parsed
+
+
+def _refuse_null(parser: ArgumentParser, parsed: Any) -> None:
+    """Refuse null where the type of an option does not accept it: by itself the parser takes it for "not given".
+
+    Raises:
+        ArgumentError: An option is null.
+    """
+    set_parsing_settings(unset_sentinel=True)
+    try:
+        parser.validate(parsed)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(None, str(error)) from error
+    finally:
+        set_parsing_settings(unset_sentinel=False)
 
 
 def _permit() -> bool:

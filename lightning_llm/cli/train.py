@@ -29,7 +29,7 @@ from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.checkpoints.reading import read_outline
 from lightning_llm.checkpoints.schema import EXECUTION, LIGHTNING
-from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, size
+from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, part_options, size
 from lightning_llm.cli.commands import help_of
 from lightning_llm.cli.ends import say
 from lightning_llm.cli.errors import USER_ERROR
@@ -52,6 +52,7 @@ from lightning_llm.training.checkpoint_io import refuse_code
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
+from lightning_llm.training.launcher import starts_inside
 from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.trainer import Trainer
 
@@ -161,7 +162,7 @@ class TrainingCLI(LightningCLI):
             command_line.check_store(self._options.data, self._words)
         elif self.subcommand == "predict":
             raise ValueError("predict continues the predict_prompts of TokenDataModule: use lightning-llm generate")
-        self._find_checkpoint(Path(options.run_dir or Path(options.default_root_dir) / self.experiment))
+        self._find_checkpoint(command_line.folder_of_runs(options, self.experiment))
         self._check_init_from()
         saved = self._checked_execution()
         # what `auto` means goes into the config, so that its record, the checkpoints and all ranks have the same
@@ -203,7 +204,7 @@ class TrainingCLI(LightningCLI):
         config = self.config.clone()
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
             config.pop(f"{self.subcommand}.{section}.{CLASS_PATH}")
-        custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
+        custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture", {}))
         with custom_classes.blaming(*self.classes.values()):
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
@@ -219,6 +220,11 @@ class TrainingCLI(LightningCLI):
         # a TypeError is Lightning's answer to devices "many"
         with prefixed(f"trainer.devices {options.get('devices')!r} or another trainer option", TypeError):
             trainer: Trainer = super().instantiate_trainer(**kwargs)  # type: ignore[assignment]
+        if starts_inside(trainer.strategy):
+            raise ValueError(
+                f"trainer.strategy {options.get('strategy')} forks or spawns processes, which no command does: "
+                "use ddp; in a notebook, start the command with !, or call Trainer.fit"
+            )
         trainer.precision_reason = self.precision_reason
         trainer.sizing = self.sizing
         own = [RankConsistencyCheck(self.resolved, self.checkpoint), ResumeDiff(self.resolved), StatusFile()]
@@ -329,7 +335,7 @@ class _LeftTheOthers(SystemExit):
 
 def _run_command(command: str, words: list[str], python_classes: dict[str, type | None]) -> TrainingCLI:
     try:
-        complete = command_line.complete(words)
+        complete = part_options.with_whole_parts(command_line.complete(words))
         for line in parsing.check_configs(complete):  # before anything imports what they name
             say(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = custom_classes.choose(complete, python_classes)

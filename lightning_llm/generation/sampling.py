@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_llm.io.options import raise_all
 
+LEAST, MOST = 1e-6, 1e6  # beyond them logits overflow float32, and look like those of damaged weights
 _DRAWN_AT_ONCE = 64  # random numbers of a row: one call for each takes longer than making them
 
 
@@ -48,12 +49,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         top_k, top_p, min_p, inf = self.top_k, self.top_p, self.min_p, float("inf")
+        penalty = self.repetition_penalty
         ranges = {
-            "temperature": ("at least 0 (0: greedy decoding) and finite", 0 <= self.temperature < inf),
+            "temperature": (
+                f"0 (greedy decoding), or at least {LEAST} and finite",
+                self.temperature == 0 or LEAST <= self.temperature < inf,
+            ),
             "top_k": ("at least 1", top_k is None or top_k >= 1),
             "top_p": ("above 0 and at most 1", top_p is None or 0 < top_p <= 1),
             "min_p": ("at least 0 and at most 1", min_p is None or 0 <= min_p <= 1),
-            "repetition_penalty": ("above 0 and finite (1 changes nothing)", 0 < self.repetition_penalty < inf),
+            "repetition_penalty": (f"from {LEAST} to {MOST} (1 changes nothing)", LEAST <= penalty <= MOST),
         }
         wrong = {name: accepted for name, (accepted, is_in_range) in ranges.items() if not is_in_range}
         raise_all(f"{name} must be {accepted}, got {getattr(self, name)}" for name, accepted in wrong.items())

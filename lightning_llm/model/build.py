@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from lightning_llm.model.initial_values import Part, construct
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
+PASSED = dict.fromkeys(BUILT_IN, "config is the ModelConfig") | {"norm": "size and eps are numbers"}
+LONGEST = 200  # characters of a signature or an error in a message
 FORWARDS = {
     "attention": "x, context",
     "mlp": "x",
@@ -71,6 +74,10 @@ def build(
         made = construct(part_to_make)
     except RecursionError:
         raise ValueError(f"{kind} {name!r} builds itself as one of its parts: give a class of one part") from None
+    except Exception as error:
+        if built_in is not None or isinstance(error, ValueError | MemoryError | torch.OutOfMemoryError):
+            raise
+        raise ValueError(_misfit(kind, name, make, error)) from error
     if built_in is None and kind in FORWARDS:
         words = FORWARDS[kind].split(", ")
         _check_call(kind, name, type(made).forward, f".forward({FORWARDS[kind]})", (made, *words), {})
@@ -116,5 +123,24 @@ def _check_call(
     try:
         inspect.signature(function).bind(*given, **options)
     except TypeError as error:
-        called = f"{name.rpartition('.')[2]}{call}: {error}; it takes {inspect.signature(function)}"
+        called = f"{name.rpartition('.')[2]}{call}: {error}; it takes {_signature(function)}"
         raise ValueError(f"{kind} {name!r} is called as {called}") from None
+
+
+def _misfit(kind: str, name: str, make: Callable[..., Any], error: Exception) -> str:
+    """What a constructor of the user's choice made of what it was given, and where."""
+    place, reason = "", " ".join(f"{type(error).__name__}: {error}".split())
+    for frame, line in walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == make.__module__:
+            place = f" ({frame.f_code.co_filename}, line {line})"
+    called = f"{make.__name__}{CONSTRUCTORS[kind]}, where {PASSED[kind]} and arguments are those of init_args"
+    advice = f"it takes {_signature(make)}: give a class whose constructor makes it from these"
+    return f"{kind} {name!r} is called as {called}, and its constructor failed: {_shortened(reason)}{place}; {advice}"
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    return _shortened(str(inspect.signature(function)))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

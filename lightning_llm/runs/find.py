@@ -187,7 +187,9 @@ def named_checkpoint(name: str, root: Path) -> Path:
     """The run, or the checkpoint, that ``--ckpt_path`` names, without torch. As :func:`find_checkpoint`."""
     if name in ("last", "best"):
         if (run := newest_run(root)) is None:
-            raise ValueError(f"ckpt_path {name!r}: no checkpoint in {root}: leave ckpt_path out to start from scratch")
+            other = None if root.parent == Path() else newest_run(root.parent)
+            where = root if other is None else f"{root} (the newest run beside it is {other}: give its path)"
+            raise ValueError(f"ckpt_path {name!r}: no checkpoint in {where}: leave ckpt_path out to start from scratch")
         return run
     if "://" in name:
         raise ValueError(f"ckpt_path {name!r} is a URL: download it and give the file")

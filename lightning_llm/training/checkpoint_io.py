@@ -16,6 +16,8 @@ from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
 from lightning_llm.io.atomic import remove_path
 
+HANDED_BACK = ".temp.ckpt"  # Lightning's name for weights alone, from a forked or spawned process to its parent
+
 
 class AtomicCheckpointIO(CheckpointIO):
     """Checkpoints are written completely or not at all, and read without running code.
@@ -36,7 +38,11 @@ class AtomicCheckpointIO(CheckpointIO):
         Raises:
             OSError: It could not be written; if asynchronous, the previous one could not.
         """
-        self.write(lambda content: write_atomically(content, path), checkpoint)
+        if Path(path).name == HANDED_BACK:  # the process that writes it ends at once
+            self.wait()
+            write_atomically(checkpoint, path)
+        else:
+            self.write(lambda content: write_atomically(content, path), checkpoint)
 
     def write(self, write: Callable[[Any], None], content: Any) -> None:
         """Pass ``content`` to ``write``; if asynchronous, a copy of it in host memory, from another thread.
@@ -71,7 +77,7 @@ class AtomicCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """Read ``path``, tensors to ``map_location`` (default: the CPU)."""
         refuse_code(weights_only)
-        return read_checkpoint(path, map_location, needs=LIGHTNING)
+        return read_checkpoint(path, map_location, needs=() if Path(path).name == HANDED_BACK else LIGHTNING)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete ``path``, if it exists."""

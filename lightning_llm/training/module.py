@@ -146,6 +146,16 @@ class LanguageModel(LightningModule):
             compile_ = self.transformer.compile if self.compile_scope == "model" else self.transformer.compile_blocks
             compile_(mode=self.compile_mode)
 
+    def configure_as(self, architecture: dict[str, Any]) -> None:
+        """Make the transformer for weights that another process has trained.
+
+        Args:
+            architecture: Of the model there, with its vocabulary.
+        """
+        self.architecture = ModelConfig(**architecture)
+        self._save_plain_hyperparameters()
+        self.configure_model()
+
     def configure_callbacks(self) -> list[Callback]:
         """The training log and what ``compare`` reads, once, with any trainer."""
         return missing_callbacks(self.trainer)

@@ -30,6 +30,7 @@ from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
+from lightning_llm.training.launcher import bring_results_back
 from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
 from lightning_llm.training.schedule_free import evaluated
 
@@ -115,6 +116,7 @@ class Trainer(pl.Trainer):
         kwargs |= {"enable_progress_bar": enable_progress_bar, "enable_model_summary": enable_model_summary}
         kwargs["callbacks"] = listed
         super().__init__(precision=precision, default_root_dir=default_root_dir, max_steps=max_steps, **kwargs)  # type: ignore[arg-type]
+        bring_results_back(self.strategy)
         check_nodes(self._accelerator_connector.cluster_environment, self.num_nodes)
         if type(self.profiler) is PassThroughProfiler:  # type: ignore[has-type]
             self.profiler = NoProfiler()

@@ -138,7 +138,8 @@ def test_predict_writes_what_each_prompt_gives_alone(run, capsys, text_file, mon
     [
         (["--prompt", "é"], "'é'"),
         (["--prompt", ""], "prompt is empty"),
-        (["--temperature", "-1"], "temperature must be at least 0"),
+        (["--temperature", "-1"], "temperature must be 0 (greedy decoding), or at least 1e-06"),
+        (["--temperature", "1e-300"], "temperature must be 0 (greedy decoding), or at least 1e-06"),
         (["--top-k", "0"], "top_k must be at least 1"),
         (["--max-new-tokens", "-5"], "max_new_tokens must be at least 0"),
         (["--device", "abacus"], "device 'abacus' is unknown: choose cpu, cuda or mps"),
@@ -150,7 +151,8 @@ def test_predict_writes_what_each_prompt_gives_alone(run, capsys, text_file, mon
         (["--num-samples", "0"], "--num-samples must be at least 1"),
         (["--seed", "-1"], "--seed must be at least 0"),
         (["--min-p", "2"], "min_p must be at least 0 and at most 1"),
-        (["--repetition-penalty", "0"], "repetition_penalty must be above 0"),
+        (["--repetition-penalty", "0"], "repetition_penalty must be from 1e-06"),
+        (["--repetition-penalty", "1e-300"], "repetition_penalty must be from 1e-06"),
         (["--stop", ""], "a stop string must have at least one character"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_llm.__main__ import main
 from lightning_llm.cli import compare, inference
 from lightning_llm.cli.train import cli_main
 
@@ -101,6 +102,25 @@ def test_each_run_has_its_own_folder_whatever_the_logger(
     words = ["fit", "--ckpt_path=last", "--trainer.max_steps=7", "--trainer.logger=false"]
     assert cli_main(words).trainer.run_dir == runs[1]
     assert inference.run_generate([str(runs[0]), "--prompt", "A", "--max-new-tokens", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("class_path", "options", "run"),
+    [
+        (JSON_LINES, {"save_dir": "logs"}, "logs/run/version_0"),
+        ("lightning.pytorch.loggers.TensorBoardLogger", {"save_dir": "runs", "name": "x"}, "runs/x/version_0"),
+        (CSV, {"save_dir": "runs", "name": "x"}, "runs/logger/version_0"),
+    ],
+)
+def test_last_is_looked_for_where_the_logger_makes_the_run(tiny, flags, tmp_path, error_line, class_path, options, run):
+    words = [yaml_logger(tmp_path, class_path, **options)]
+    assert tiny("fit", *words, **{"trainer.max_steps": 1}).trainer.run_dir == Path(run)
+    again = ["fit", *flags(**{"trainer.max_steps": 2}), *words, "--ckpt_path=last"]
+    assert main(again) == 0
+    assert {path.parent.parent for path in tmp_path.glob("*/*/*/checkpoints")} == {(tmp_path / run).parent}
+    if run.startswith("runs"):
+        assert main(["fit", *flags(), "--config=quickstart", "--ckpt_path=last"]) == 2
+        assert f"no checkpoint in runs/quickstart (the newest run beside it is {run}: give its path)" in error_line()
 
 
 def test_a_fast_dev_run_leaves_other_runs_alone(finished, tiny, tmp_path):

@@ -9,7 +9,10 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate.options import command_line_of
 from lightning_llm.checkpoints.reading import read_checkpoint
+from lightning_llm.cli.ablate_arm import read_arm
+from lightning_llm.model.parts import BUILT_IN
 from lightning_llm.training.run_config import read_config
 
 RUNNING_MEAN = """
@@ -62,6 +65,117 @@ def test_a_run_with_parts_of_a_config_resumes_to_the_same_bits_and_generates(tin
 def test_a_part_on_the_command_line_takes_its_arguments(tiny):
     words = ["--model.architecture.attention", json.dumps(WINDOW)]
     assert tiny("check", *words).model.architecture.attention == WINDOW
+
+
+SLIDING = {"class_path": "sliding_window", "init_args": {"window": 8}}
+NEVER = {"window": 8, "every": None}
+TANH = {"class_path": "dynamic_tanh", "init_args": {"alpha": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "part"),
+    [
+        (["attention=sliding_window", "attention.window=8"], "attention", SLIDING),
+        (["attention.init_args.window=8", "attention.class_path=sliding_window"], "attention", SLIDING),
+        ([f"attention={json.dumps(WINDOW)}", "attention.every=null"], "attention", {**SLIDING, "init_args": NEVER}),
+        (["attention=sliding_window", 'attention.init_args={"window": 8}'], "attention", SLIDING),
+        (["mlp=mixture_of_experts", "mlp.num_experts=4", "mlp.top_k=2"], "mlp", EXPERTS),
+        (["norm=dynamic_tanh", "norm.alpha=5e-1"], "norm", TANH),
+        (["loss.z_loss=1e-4"], "loss", {"class_path": "cross_entropy", "init_args": {"z_loss": 0.0001}}),
+        (["position.class_path=alibi"], "position", "alibi"),
+        (["block.class_path=post"], "block", "post"),
+    ],
+)
+def test_arguments_of_a_part_are_options_by_name(tiny, words, kind, part):
+    model = tiny("check", *(f"--model.architecture.{word}" for word in words)).model
+    assert getattr(model.architecture, kind) == part
+
+
+def test_an_argument_by_name_changes_the_part_of_a_config(tiny, of_parts):
+    name = "--model.architecture.attention"
+    architecture = tiny("check", "--config", of_parts, f"{name}.window=4").model.architecture
+    assert architecture.attention == {"class_path": "sliding_window", "init_args": {"window": 4, "every": 2}}
+    assert architecture.mlp == EXPERTS
+    assert tiny("check", "--config", of_parts, f"{name}.class_path=full").model.architecture.attention == "full"
+    section = json.dumps({"attention": SLIDING})
+    architecture = tiny("check", f"--model.architecture={section}", f"{name}.every=3").model.architecture
+    assert architecture.attention["init_args"] == {"window": 8, "every": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([f"{kind}.class_path={next(iter(BUILT_IN[kind]))}", f"{kind}.nothing=1"], "has no argument 'nothing'")
+        for kind in BUILT_IN
+    ]
+    + [
+        (["attention=full", "attention.window=8"], "attention 'full' has no argument 'window': it takes softcap"),
+        (["attention=sliding_window", "attention.window="], "attention.window must be a whole number from 1, got None"),
+        (["mlp.init_args=8"], "model.architecture.mlp.init_args must have options by name, got '8'"),
+        (["mlp=7", "mlp.a=1"], "mlp must be a name, an import path, or class_path and init_args, got 7"),
+        (["norm=dynamic_tanh", "norm.alpha=.inf"], "model.architecture.norm.alpha is '.inf', expected a finite number"),
+        (["mlp.class_path=relue"], "mlp 'relue' is unknown: choose one of swiglu"),
+    ],
+)
+def test_a_wrong_argument_of_a_part_is_one_line(flags, tmp_path, monkeypatch, error_line, words, says):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *flags(), *(f"--model.architecture.{word}" for word in words)]) == 2
+    assert says in error_line()
+
+
+def test_a_variant_of_an_experiment_gives_arguments_by_name(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    option = "model.architecture.attention"
+    given = [*flags(), *command_line_of({option: "sliding_window", f"{option}.window": 8})]
+    assert read_arm("v", [], given).options["model"]["architecture"]["attention"] == SLIDING
+    with pytest.raises(ValueError, match="v: attention 'sliding_window' has no argument 'windo': it takes window"):
+        read_arm("v", [], [*given, *command_line_of({f"{option}.windo": 8})])
+
+
+FOREIGN = """
+from torch import nn
+
+
+class Attributes(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.act = config.hidden_act
+
+
+class Width(nn.Module):
+    def __init__(self, dim, mult=4):
+        super().__init__()
+        self.inner = nn.Linear(dim, dim * mult)
+
+
+class Asserts(nn.Module):
+    def __init__(self, size, *, eps):
+        super().__init__()
+        assert size % 7 == 0, "7 heads"
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("mlp", "Attributes", "AttributeError: 'ModelConfig' object has no attribute 'hidden_act'"),
+        ("mlp", "Width", "TypeError: unsupported operand type(s) for *: 'ModelConfig' and 'int'"),
+        ("attention", "Width", "it takes (dim, mult=4): give a class whose constructor makes it from these"),
+        ("loss", "Attributes", "Attributes(config, **arguments), where config is the ModelConfig"),
+        ("norm", "Asserts", "Asserts(size, *, eps, **arguments), where size and eps are numbers"),
+        ("norm", "Asserts", "its constructor failed: AssertionError: 7 heads"),
+    ],
+)
+def test_a_class_whose_constructor_does_not_fit_is_one_line(flags, tmp_path, monkeypatch, error_line, kind, name, says):
+    (tmp_path / "foreign_parts.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for command in ("check", "fit"):
+        assert main([command, *flags(**{f"model.architecture.{kind}": f"foreign_parts.{name}"})]) == 2
+        line = error_line()
+        assert says in line
+        assert f"{kind} 'foreign_parts.{name}' is called as" in line
+        assert "foreign_parts.py, line " in line
 
 
 def test_an_argument_that_a_part_lacks_is_named(tiny, error_line):

@@ -199,15 +199,17 @@ def test_what_is_generated_can_be_trained_on(model):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"temperature": -0.1}, "temperature must be at least 0"),
+        ({"temperature": -0.1}, "temperature must be 0 \\(greedy decoding\\), or at least 1e-06"),
+        ({"temperature": 1e-40}, "temperature must be 0 \\(greedy decoding\\), or at least 1e-06"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k must be at least 1"),
         ({"top_p": float("nan")}, "top_p must be above 0 and at most 1, got nan"),
         ({"min_p": float("nan")}, "min_p must be at least 0 and at most 1, got nan"),
-        ({"repetition_penalty": float("inf")}, "repetition_penalty must be above 0 and finite"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be from 1e-06 to 1000000.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1"),
         ({"min_p": -0.1}, "min_p must be at least 0 and at most 1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be from 1e-06"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty must be from 1e-06"),
         ({"max_new_tokens": -1}, "max_new_tokens must be at least 0"),
     ],
 )
