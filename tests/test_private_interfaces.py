@@ -74,7 +74,7 @@ INTERFACES = {  # by owner: names, and what the code relies on
     },
     "lightning.pytorch.Trainer": {"_accelerator_connector": "its cluster_environment is the launcher's"},
     "lightning.pytorch.strategies.launchers": {
-        "_MultiProcessingLauncher": "get_extra_results, _recover_results_in_main_process, and weights in a file of a name"
+        "_MultiProcessingLauncher": "its two methods that hand results back, and weights in .temp.ckpt"
     },
     "lightning.pytorch.strategies.launchers._MultiProcessingLauncher": {"_start_method": "fork or spawn"},
     "lightning.pytorch.strategies.DDPStrategy": {"_ddp_kwargs": "the options of DistributedDataParallel"},
