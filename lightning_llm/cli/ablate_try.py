@@ -49,6 +49,7 @@ from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
 from lightning_llm.io.schema import validate
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import duration, shown_duration
 from lightning_llm.io.untrusted import shown
 from lightning_llm.runs.lock import LOCK, RunLock, is_locked
@@ -138,7 +139,7 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     if unfinished is not None:
         plan = Plan.read(unfinished)
         if asked_of(plan.content) != asked:
-            advice = f"{PROG} {stream.out} continues it, and with --give-up ends it"
+            advice = f"{PROG} {shell_path(stream.out)} continues it, and with --give-up ends it"
             raise ValueError(f"{unfinished} is another idea, and has no verdict yet: {advice}")
         return plan
     if (earlier := stream.same_as(asked)) is not None and not options.again:
@@ -160,7 +161,7 @@ def _give_up(stream: Stream, options: argparse.Namespace) -> int:
     with suppress(ValueError):  # runs that are no pairs
         results = results_of(plan)
     if is_settled(plan, results):
-        raise ValueError(f"the runs of {unfinished.name} have ended: {PROG} {stream.out} says its verdict")
+        raise ValueError(f"the runs of {unfinished.name} have ended: {PROG} {shell_path(stream.out)} says its verdict")
     return _end(stream, plan, verdict_of(plan, results, stopped="given up"), options)
 
 
@@ -170,7 +171,7 @@ def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: 
         _train(plan, options.workers, left_s)
         results = results_of(plan)
     except ValueError as error:
-        advice = f"{PROG} {stream.out} tries again, and with --give-up ends the idea"
+        advice = f"{PROG} {shell_path(stream.out)} tries again, and with --give-up ends the idea"
         reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
         return FAILED
     is_out_of_runs = not plan.state(losses_of(results)).needed

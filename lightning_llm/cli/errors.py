@@ -6,7 +6,6 @@ A traceback is printed with ``--debug`` only; without it, it goes to a file.
 
 import errno
 import os
-import shlex
 import sys
 import tempfile
 import traceback
@@ -16,6 +15,7 @@ from traceback import walk_tb
 
 from lightning_llm.cli.commands import with_page
 from lightning_llm.cli.interrupts import interrupts
+from lightning_llm.io.shell import shell_command
 from lightning_llm.io.trust import TRUSTED
 
 FAILED, USER_ERROR = 1, 2
@@ -59,7 +59,7 @@ class Reports:
         try:
             number, name = tempfile.mkstemp(prefix="lightning-llm-", suffix=".txt")
             with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{interrupts.program} {shlex.join(self.words)}\n\n{trace}")
+                file.write(f"{interrupts.program} {shell_command(*self.words)}\n\n{trace}")
         except OSError:
             return f"{DEBUG} shows where"
         return f"where: {name} ({DEBUG} shows it)"
