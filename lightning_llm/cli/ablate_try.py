@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from lightning_llm.ablate.setup import Setup
 
 NOT_ADOPTED = 3
+DIVERGED_TOO_OFTEN = "the baseline diverged too often"
 PROG = "lightning-llm ablate try"
 
 
@@ -94,7 +95,7 @@ def attempt(options: argparse.Namespace) -> int:
     out: Path = options.stream
     first = _first_content(options) if _is_new(out) else None
     out.mkdir(parents=True, exist_ok=True)
-    if is_locked(out):
+    if has_waited := bool(is_locked(out)):
         ablate_run.say([f"waiting for another call on {out}"])
     lock = RunLock(out, wait_s=math.inf).acquire()
     try:
@@ -104,6 +105,9 @@ def attempt(options: argparse.Namespace) -> int:
         refuse_final(stream)
         if options.give_up:
             return _give_up(stream, options)
+        if has_waited and options.vary and stream.unfinished is not None:
+            _finish_orphan(stream, options, budget_s - stream.run_seconds)
+            stream = Stream.read(out)
         if (verdict := _last_verdict(stream, options)) is not None:
             return _say(stream, verdict, options)
         if stream.run_seconds >= budget_s:
@@ -175,8 +179,30 @@ def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: 
         reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
         return FAILED
     is_out_of_runs = not plan.state(losses_of(results)).needed
-    stopped = "the baseline diverged too often" if is_out_of_runs else f"the budget of {options.budget} is used up"
+    stopped = DIVERGED_TOO_OFTEN if is_out_of_runs else f"the budget of {options.budget} is used up"
     return _end(stream, plan, verdict_of(plan, results, stopped=stopped), options)
+
+
+def _finish_orphan(stream: Stream, options: argparse.Namespace, left_s: float) -> None:
+    """Finish the idea of a call that was killed while this one waited for it: else this one could not begin its own.
+
+    Raises:
+        ValueError: It cannot be finished, or a run of it failed.
+    """
+    plan = Plan.read(stream.unfinished or stream.out)
+    command = f"{PROG} {shell_path(stream.out)}"
+    ablate_run.say([f"the call that tried {plan.out.name} has ended without a verdict: finishing that idea first"])
+    _refuse_changed(stream)
+    try:
+        _train(plan, options.workers, left_s)
+        results = results_of(plan)
+    except ValueError as error:
+        raise ValueError(f"{error}; {command} tries again, and with --give-up ends {plan.out.name}") from error
+    is_out_of_runs = not plan.state(losses_of(results)).needed
+    if not is_out_of_runs and not is_settled(plan, results):
+        raise ValueError(f"--budget {options.budget} is used up: {command} continues {plan.out.name} with more")
+    store_verdict(plan, verdict_of(plan, results, stopped=DIVERGED_TOO_OFTEN))
+    ablate_run.say(lines_of(Stream.read(stream.out).verdicts[-1]))
 
 
 def _end(stream: Stream, plan: Plan, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:

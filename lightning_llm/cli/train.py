@@ -191,7 +191,7 @@ class TrainingCLI(LightningCLI):
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
             config.pop(f"{self.subcommand}.{section}.{CLASS_PATH}")
         custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture"))
-        with custom_classes.blaming(*self.classes.values()):
+        with custom_classes.blaming(*self.classes.values()), custom_classes.blaming_options():
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
         self.trainer = self.instantiate_trainer()

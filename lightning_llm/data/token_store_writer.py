@@ -220,7 +220,8 @@ class TokenStoreWriter:
                 shutil.rmtree(self._partial, ignore_errors=True)
             if isinstance(error, OSError):
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                advice = "free some space or choose another folder" if full else "nothing was kept"
+                elsewhere = "lightning-llm prepare … --out DIR makes it in another folder, for --data.store DIR"
+                advice = f"{'free some space, or ' if full else ''}{elsewhere}"
                 raise ValueError(f"cannot write the token store {self._out}: {error.strerror}; {advice}") from error
             raise
 

@@ -30,7 +30,7 @@ from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
-from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
+from lightning_llm.training.preflight import Check, check_accelerator, check_nodes, check_options, check_run
 from lightning_llm.training.schedule_free import evaluated
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
@@ -95,6 +95,7 @@ class Trainer(pl.Trainer):
         check_options(kwargs, listed)
         self.checks: list[Check] = []
         self.tf32 = tf32
+        check_accelerator(accelerator)
         precision, self.precision_reason = _precision_for(precision, accelerator)
         self.run_directory = _run_directory_for(logger, default_root_dir, run_dir)
         self._has_run = self._is_agreed = False
@@ -218,7 +219,7 @@ class Trainer(pl.Trainer):
 
     def preflight(self, model: Any, datamodule: Any) -> list[Check]:
         """All checks; nothing is started."""
-        return list(check_run(model, datamodule, self, Path(self.default_root_dir)))
+        return list(check_run(model, datamodule, self, self.run_directory.place))
 
 
 def skip_empty_hooks(callbacks: list[pl.Callback]) -> None:
