@@ -176,7 +176,7 @@ def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: 
         results = results_of(plan)
     except ValueError as error:
         advice = f"{PROG} {shell_path(stream.out)} tries again, and with --give-up ends the idea"
-        reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
+        reports.mistake("ablate try", f"{PROG}: error: {error}; {advice}")
         return FAILED
     is_out_of_runs = not plan.state(losses_of(results)).needed
     stopped = DIVERGED_TOO_OFTEN if is_out_of_runs else f"the budget of {options.budget} is used up"

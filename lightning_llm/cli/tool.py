@@ -1,11 +1,12 @@
 """Tools: every command but those of the Trainer. A function with the decorator :func:`tool` is one."""
 
 import argparse
+import re
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from lightning_llm.cli.commands import page_of, with_page
+from lightning_llm.cli.commands import nearest, page_of, with_page
 from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.io.units import byte_size
@@ -24,13 +25,28 @@ class OneLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
-        page = page_of(prog.split()[1])
+        page = page_of(self._command(prog))
         super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=f"More: {page}", **options)
 
     def error(self, message: str) -> NoReturn:
         """One line, and status 2."""
-        line = f"{self.prog}: error: {message}; {self.prog} --help explains"
-        self.exit(USER_ERROR, f"{with_page(self.prog.split()[1], line)}\n")
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+        advice = nearest(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            advice = nearest(unknown[1], self._all_options())
+        line = f"{self.prog}: error: {message}{advice or f'; {self.prog} --help explains'}"
+        self.exit(USER_ERROR, f"{with_page(self._command(self.prog), line)}\n")
+
+    def _all_options(self) -> list[str]:
+        """Those of its actions too."""
+        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers = [self, *(parser for action in actions for parser in action.choices.values())]
+        return [name for parser in parsers for name in parser._option_string_actions]
+
+    @staticmethod
+    def _command(prog: str) -> str:
+        """The command with its action, without the name of the program."""
+        return " ".join(prog.split()[1:3])
 
 
 class Tool:
@@ -71,7 +87,8 @@ class Tool:
         except KeyboardInterrupt:
             return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
         except self._mistakes as error:
-            return reports.mistake(command, f"{self.parser.prog}: error: {reason_of(error)}")
+            action = getattr(options, "action", "")
+            return reports.mistake(f"{command} {action}", f"{self.parser.prog}: error: {reason_of(error)}")
         return status if isinstance(status, int) else 0
 
 

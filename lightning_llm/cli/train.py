@@ -35,7 +35,6 @@ from lightning_llm.cli.ends import say
 from lightning_llm.cli.errors import USER_ERROR
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.report import RunReport, print_checks
-from lightning_llm.cli.stdio import quieten
 from lightning_llm.data.datamodule import TokenDataModule, tokenizer_of
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.options import raise_all
@@ -53,6 +52,7 @@ from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.module import LanguageModel
+from lightning_llm.training.quiet import quieten
 from lightning_llm.training.trainer import Trainer
 
 ENDED_TOGETHER = (0, 129, 130, 143)  # all processes at the same step: none waits for another any more

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name
 from lightning_llm.runs.find import Run
-from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels
+from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, ClassPath, identity, labels
 
 THREADS = "threads"  # in the summary; older ones lack it
 
@@ -12,12 +12,17 @@ THREADS = "threads"  # in the summary; older ones lack it
 def differences(runs: Sequence[Run]) -> list[str]:
     """Short names of the options that are not the same in all runs: model, data, trainer, seeds, in config order.
 
-    The number of threads and the options of a callback are compared among the runs that have them.
+    The number of threads, the options of a callback, and those of a class that differs too are compared among the runs
+    that have them: others have no such option.
     """
     options_of_runs = [run.options for run in runs if run.options]
+    classes = [
+        f"{name}." for options in options_of_runs for name, value in options.items() if isinstance(value, ClassPath)
+    ]
+    owners = tuple({*classes, f"{CALLBACKS}."})
 
     def differs(name: str) -> bool:
-        is_partial = name == THREADS or name.startswith(f"{CALLBACKS}.")
+        is_partial = name == THREADS or name.startswith(owners)
         compared = [options for options in options_of_runs if not is_partial or name in options]
         return len({identity(options.get(name, ABSENT)) for options in compared}) > 1
 
@@ -47,11 +52,11 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     Returns:
         Texts that may be the same for several runs; see :func:`made_different`.
     """
-    texts = _distinctions(runs, leave_out)
+    texts = distinctions(runs, leave_out)
     if max(map(len, texts), default=0) > LONGEST_NAME:
         for folder in {run.path.resolve().parent for run in runs}:
             members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
-            for number, text in zip(members, _distinctions([runs[n] for n in members], leave_out), strict=True):
+            for number, text in zip(members, distinctions([runs[n] for n in members], leave_out), strict=True):
                 texts[number] = f"{folder.name}: {text}" if text else folder.name
     return [text or run.short_path for text, run in zip(texts, runs, strict=True)]
 
@@ -82,7 +87,8 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
     return list(texts)
 
 
-def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[str]:
+def distinctions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
+    """What is not the same in all runs, of each run the options that it has, as ``mlp=swiglu, seed_everything=1``."""
     columns = option_columns(runs, leave_out).items()
     return [
         ", ".join(f"{name}={column[number]}" for name, column in columns if name in run.options)

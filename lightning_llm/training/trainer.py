@@ -22,8 +22,9 @@ from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
-from lightning_llm.training.callbacks.progress import StepProgressBar
+from lightning_llm.training.callbacks.progress import StatusFile, StepProgressBar
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints, refuse_names_of_ours
+from lightning_llm.training.callbacks.run_record import RunRecord, callback_of
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
@@ -31,6 +32,7 @@ from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.preflight import Check, check_accelerator, check_nodes, check_options, check_run
+from lightning_llm.training.quiet import quieten
 from lightning_llm.training.schedule_free import evaluated
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
@@ -91,6 +93,7 @@ class Trainer(pl.Trainer):
         **kwargs: Any,
     ) -> None:
         kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
+        quieten()
         listed = _listed(callbacks)
         check_options(kwargs, listed)
         self.checks: list[Check] = []
@@ -148,6 +151,8 @@ class Trainer(pl.Trainer):
         Raises:
             ValueError: Another process trains in it; or a ModelCheckpoint would overwrite the run's own checkpoints.
         """
+        if callback_of(self, StatusFile) is None and not self.barebones:
+            self.callbacks.append(RunRecord())  # type: ignore[attr-defined]
         was_open = self.run_directory.is_open
         self.open_run()
         try:

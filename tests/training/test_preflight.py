@@ -162,7 +162,7 @@ def test_what_tf32_and_a_compiled_model_need_is_named(refused, command):
 
 @pytest.mark.parametrize(("precision", "size"), [("32-true", "1.7"), ("bf16-true", "0.8"), ("64-true", "3.4")])
 def test_too_small_a_disk_is_named(refused, monkeypatch, precision, size):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000, total=1000))
     said = refused("check", **{"trainer.precision": precision})
     assert f"the disk is too small: 4 checkpoints need {size} MB" in said
 
