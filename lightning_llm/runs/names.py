@@ -16,15 +16,15 @@ def differences(runs: Sequence[Run]) -> list[str]:
     that have them: others have no such option.
     """
     options_of_runs = [run.options for run in runs if run.options]
-    classes = [
-        f"{name}." for options in options_of_runs for name, value in options.items() if isinstance(value, ClassPath)
-    ]
-    owners = tuple({*classes, f"{CALLBACKS}."})
+    owners: tuple[str, ...] = (f"{CALLBACKS}.",)
 
     def differs(name: str) -> bool:
         is_partial = name == THREADS or name.startswith(owners)
         compared = [options for options in options_of_runs if not is_partial or name in options]
         return len({identity(options.get(name, ABSENT)) for options in compared}) > 1
+
+    classes = {name for options in options_of_runs for name, value in options.items() if isinstance(value, ClassPath)}
+    owners += tuple(f"{name}." for name in classes if differs(name))
 
     def section(name: str) -> int:
         first = "seed" if name in SEEDS else name.partition(".")[0]
