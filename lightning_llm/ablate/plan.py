@@ -122,7 +122,7 @@ class Plan:
         return not (self.out / PLAN).exists()
 
     def refuse_gone(self) -> None:
-        """Refuse to go on with an experiment that is gone.
+        """Refuse to continue an experiment that is gone.
 
         Raises:
             ValueError: It is.

@@ -91,7 +91,7 @@ def _try(
     if run in results_of(plan, results):
         return True
     if not plan.run_dir(run).exists():
-        raise ValueError(f"{run}: its folder is gone: the same command again trains it anew")
+        raise ValueError(f"{run}: its folder is gone: the same command again trains it from the start")
     kills[run] = kills.get(run, 0) + 1
     if status < 0 or status in ENDED_BY_SIGNAL:
         if kills[run] < MOST_KILLS:

@@ -33,15 +33,16 @@ class OneLineParser(argparse.ArgumentParser):
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
         advice = nearest(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
-            advice = nearest(unknown[1], self._all_options())
+            advice = nearest(unknown[1], set(re.findall(r"(?<!\S)--[\w-]+", self.format_help())))
         line = f"{self.prog}: error: {message}{advice or f'; {self.prog} --help explains'}"
         self.exit(USER_ERROR, f"{with_page(self._command(self.prog), line)}\n")
 
-    def _all_options(self) -> list[str]:
-        """Those of its actions too."""
-        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        parsers = [self, *(parser for action in actions for parser in action.choices.values())]
-        return [name for parser in parsers for name in parser._option_string_actions]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, but nothing unknown: the parser of an action knows its options, the one above it does not."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     @staticmethod
     def _command(prog: str) -> str:

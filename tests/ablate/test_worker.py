@@ -97,7 +97,9 @@ def test_a_run_whose_folder_was_deleted_is_not_blamed_on_the_last_line_of_its_lo
         return status
 
     monkeypatch.setattr(worker, "_fit", deleted_at_its_end)
-    with pytest.raises(ValueError, match=r"^baseline,seed=0: its folder is gone: the same command again trains it"):
+    with pytest.raises(
+        ValueError, match=r"^baseline,seed=0: its folder is gone: the same command again trains it from the start"
+    ):
         work(plan.out)
     monkeypatch.setattr(worker, "_fit", fit)
     work(plan.out)
