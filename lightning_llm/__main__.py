@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from signal import SIGINT
 
-from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS
+from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS, nearest
 from lightning_llm.cli.errors import reports
 from lightning_llm.cli.interrupts import PROGRAM, interrupts
 from lightning_llm.cli.stdio import drop_output, note_imports, open_streams
@@ -116,8 +116,8 @@ def _run(words: Sequence[str]) -> int:
     if words[0] in TOOLS:
         module = import_module(f"lightning_llm.cli.{COMMANDS[words[0]].module}")
         return int(getattr(module, f"run_{words[0]}")(words[1:]))
-    known = ", ".join(COMMANDS)
-    return reports.mistake(words[0], f"lightning-llm: error: unknown command {words[0]!r}; the commands are {known}")
+    advice = nearest(words[0], COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+    return reports.mistake(words[0], f"lightning-llm: error: unknown command {words[0]!r}{advice}")
 
 
 if __name__ == "__main__":

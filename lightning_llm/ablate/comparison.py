@@ -22,6 +22,7 @@ from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.data.validated import LIMIT, is_whole
+from lightning_llm.io.shell import shell_path
 from lightning_llm.runs.event_files import EVENT_FILES, read_curves
 from lightning_llm.runs.find import Run, find_runs
 from lightning_llm.runs.names import THREADS, descriptions, made_different, option_columns
@@ -205,7 +206,9 @@ def compare_experiment(folder: Path) -> Comparison:
             bases = [results[other] for seed, results in runs if seed in seeds and other in results]
             if bases:
                 effects.append(Effect(other, statistics.fmean(bases), found, DECIDES_NOTHING))
-    return Comparison({"": (groups, of_variants)}, [f"The rest of the report: lightning-llm ablate report {folder}"])
+    return Comparison(
+        {"": (groups, of_variants)}, [f"The rest of the report: lightning-llm ablate report {shell_path(folder)}"]
+    )
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:

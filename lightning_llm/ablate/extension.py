@@ -1,11 +1,11 @@
 """Pairs that are added to an experiment after its last planned look. No torch."""
 
-import shlex
 from collections.abc import Sequence
 
 from lightning_llm.ablate.experiment import MOST_PAIRS, Experiment
 from lightning_llm.ablate.next_runs import Added, State
 from lightning_llm.ablate.results import Loaded
+from lightning_llm.io.shell import shell_path
 
 
 def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> tuple[Added, int]:
@@ -21,7 +21,7 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
     """
     out, state, experiment = loaded.plan.out, loaded.state, loaded.plan.experiment
     if state.needed:
-        command = f"lightning-llm ablate run {shlex.quote(str(out))}"
+        command = f"lightning-llm ablate run {shell_path(out)}"
         raise ValueError(f"{out} has not used up its plan: {command} continues it")
     if unknown := [name for name in variants or () if name not in experiment.variants]:
         raise ValueError(f"--variants {unknown[0]}: {out} has {', '.join(experiment.variants)}")

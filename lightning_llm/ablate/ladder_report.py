@@ -17,6 +17,7 @@ from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import NOT_TESTED, report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.io.charts import COLORS, GRAY, legend
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.design import BETTER, WORSE
 from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, SpreadBySize, answer, predict
@@ -40,7 +41,9 @@ def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, An
     names = dict.fromkeys((*ladder.sizes, *promises))
     sizes = {size: _report(ladder, size) for size in names if (ladder.folder(size) / PLAN).exists()}
     if not sizes:
-        raise ValueError(f"no size of {ladder.out} is planned yet: lightning-llm ablate run {ladder.out} continues it")
+        raise ValueError(
+            f"no size of {ladder.out} is planned yet: lightning-llm ablate run {shell_path(ladder.out)} continues it"
+        )
     first = next(iter(sizes.values()))
     of_variants = {name: _rows(name, sizes, computes) for name in first["variants"]}
     target = None if ladder.target is None or ladder.target in sizes else ladder.target
@@ -111,7 +114,9 @@ def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]
     """
     sizes = {size: _report(ladder, size) for size in ladder.sizes}
     if left := [size for size, report in sizes.items() if not report["has_ended"]]:
-        raise ValueError(f"{ladder.folder(left[0])} has not ended: lightning-llm ablate run {ladder.out} continues it")
+        raise ValueError(
+            f"{ladder.folder(left[0])} has not ended: lightning-llm ablate run {shell_path(ladder.out)} continues it"
+        )
     target = str(ladder.target)
     predicted = predictions(sizes, computes, target, ladder.pairs)
     plans = {size: report["plan"] for size, report in sizes.items()}

@@ -111,6 +111,7 @@ def run_workers(
     try:
         with Display(plan) as display:
             while True:
+                plan.refuse_gone()
                 is_running = [worker.is_running() for worker in workers]
                 results = results_of(plan, results)
                 display.show(results)

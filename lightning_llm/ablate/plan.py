@@ -117,6 +117,19 @@ class Plan:
             raise ValueError(was_changed(changed[0], "an experiment"))
         return cls(out, content, experiment)
 
+    def is_gone(self) -> bool:
+        """Whether somebody has deleted or moved the experiment since it was read."""
+        return not (self.out / PLAN).exists()
+
+    def refuse_gone(self) -> None:
+        """Refuse to continue an experiment that is gone.
+
+        Raises:
+            ValueError: It is.
+        """
+        if self.is_gone():
+            raise ValueError(f"{self.out} is gone: its folder was deleted or moved while its runs trained")
+
     @cached_property
     def arms(self) -> Mapping[str, Mapping[str, Any]]:
         """What it says of each arm; the baseline again is the baseline."""

@@ -1,7 +1,6 @@
 """What the runs of an experiment have given. :func:`load_experiment` is what every report reads. No torch."""
 
 import dataclasses
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import INTERVAL
 from lightning_llm.ablate.tuning import Losses
 from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
@@ -174,7 +174,7 @@ def load_experiment(out: str | Path) -> Loaded:
     """
     plan = Plan.read(Path(out))
     if plan.idea is not None:
-        stream = shlex.quote(str(Path(out).parent.parent))
+        stream = shell_path(Path(out).parent.parent)
         raise ValueError(f"{out} is an idea of a stream: lightning-llm ablate status {stream} shows its verdict")
     results = results_of(plan)
     return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))

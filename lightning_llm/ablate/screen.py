@@ -1,6 +1,5 @@
 """The tables on the screen: what an experiment will find and what it takes, and what it has found. No torch."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning_llm.ablate.experiment import LOOKS, Experiment
 from lightning_llm.ablate.history import Earlier, Spread, spread_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.io.console import Console, folded, room
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import EQUIVALENT, FEWEST, UNDECIDED, Design
 from lightning_llm.statistics.power import Outlook, outlook
@@ -42,7 +42,7 @@ def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> N
         lines.append(f"What the spread of {spread.source}'s null variant lets this experiment find:")
     elif is_pilot:
         why = "no experiment with this baseline in the same parent folder has measured the spread"
-        command = f"{COMMAND} power --from {shlex.quote(str(plan.out))} --pairs {LOOKS[-1]}"
+        command = f"{COMMAND} power --from {shell_path(plan.out)} --pairs {LOOKS[-1]}"
         lines.append(f"note: what this pilot can find is not known, since {why}; after it, see {command}")
     console.say(*lines)
     if spread is not None:

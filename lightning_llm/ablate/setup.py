@@ -7,7 +7,6 @@
 """
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from lightning_llm.ablate.reuse import REUSES, Identity, reusable
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.timer import interleave, num_threads
 from lightning_llm.model.initial_scales import one_of_each_kind, scales_of_blocks
@@ -191,7 +191,7 @@ class Setup:
     def _compared(self, plan: Plan) -> Plan:
         """A plan that is of this experiment."""
         if difference := plan.differs(self.plan_identity):
-            command = f"lightning-llm ablate run {shlex.quote(str(plan.out))}"
+            command = f"lightning-llm ablate run {shell_path(plan.out)}"
             advice = f"give another --name or --out, or finish this one as it is: {command}"
             other = "other" if difference in ("variants", "looks") else "another"
             difference = self._changed(plan) if difference == "configs" else f"{other} {difference}"

@@ -9,7 +9,6 @@ adopted: then seeds are fresh, since the old baseline was lucky on the old ones.
 
 import dataclasses
 import math
-import shlex
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +41,7 @@ from lightning_llm.io.schema import (
     validate,
     whole,
 )
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import MIB, file_in, read_text, shown
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
@@ -212,7 +212,7 @@ def finish(stream: Stream) -> None:
         ValueError: An idea has no verdict yet.
     """
     if stream.unfinished is not None:
-        command = f"lightning-llm ablate try {shlex.quote(str(stream.out))}"
+        command = f"lightning-llm ablate try {shell_path(stream.out)}"
         raise ValueError(f"{stream.unfinished.name} has no verdict yet: {command} continues it, --give-up ends it")
     write_json(stream.out / FINAL, {"ideas": len(stream.verdicts)})
 

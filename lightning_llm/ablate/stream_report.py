@@ -1,6 +1,5 @@
 """The report of a stream: its ideas with their verdicts, in words, as JSON, and on a page. No torch."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from lightning_llm.ablate import page
 from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream, pairs_of
 from lightning_llm.ablate.words import bounds, pairs_in_words, parameter_excess, signed
 from lightning_llm.io.charts import COLORS, GRAY, legend
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
 from lightning_llm.training.metrics import LOSSES
@@ -76,7 +76,7 @@ def summary_of(stream: Stream) -> list[str]:
     ideas = f"{count} idea{'s' * (count != 1)}"
     lines = [f"{ideas}, adopted: {names}; {shown_duration(stream.run_seconds)} of runs."]
     if stream.unfinished is not None:
-        command = f"lightning-llm ablate try {shlex.quote(str(stream.out))}"
+        command = f"lightning-llm ablate try {shell_path(stream.out)}"
         lines.append(f"{stream.unfinished.name} has no verdict yet: {command} continues it.")
     if stream.is_final:
         return [*lines, "It is final: report.json has the losses of all pairs, and no idea can be tried any more."]

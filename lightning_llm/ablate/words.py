@@ -3,7 +3,6 @@
 Every sentence says what was found, with its number, and nothing that the numbers do not show.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.ratios import time_in_words
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
 from lightning_llm.statistics.scales import Scale, differing_scales
@@ -128,7 +128,7 @@ def verdict_lines(report: Mapping[str, Any]) -> list[str]:
     lines = [_sentence(name, row, report) for name, row in rows]
     lines += [*_secondary_lines(rows, report["secondary"])]
     if any(row["further_pairs"] for _, row in rows):
-        command = f"lightning-llm ablate extend {shlex.quote(report['out'])} --pairs N"
+        command = f"lightning-llm ablate extend {shell_path(report['out'])} --pairs N"
         lines.append(f"{FURTHER} {command} adds pairs.")
     return lines
 

@@ -8,6 +8,7 @@ workers that fork them (``ablate.fork``).
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from lightning_llm.ablate import claims
@@ -66,6 +67,7 @@ def _try(
     """Train a run if nobody has it. False: somebody has."""
     if is_locked(plan.run_dir(run)):  # a fit whose worker was killed still trains there
         return False
+    plan.refuse_gone()  # a claim would make its folder again
     claim = claims.take(plan.out, str(run))
     if claim is None:
         return False
@@ -81,10 +83,15 @@ def _try(
         status = _fit(plan, run, claim, parent)
     finally:
         claim.give_up()
+        if plan.is_gone():
+            _remove_rest(plan, run)
+    plan.refuse_gone()
     if status is None or (status and is_locked(plan.run_dir(run))):
         return False
     if run in results_of(plan, results):
         return True
+    if not plan.run_dir(run).exists():
+        raise ValueError(f"{run}: its folder is gone: the same command again trains it from the start")
     kills[run] = kills.get(run, 0) + 1
     if status < 0 or status in ENDED_BY_SIGNAL:
         if kills[run] < MOST_KILLS:
@@ -105,10 +112,20 @@ def _fit(plan: Plan, run: RunKey, claim: claims.Claim, parent: int | None) -> in
     settings = {"environment": environment(plan), "folder": plan.content["folder"], "forks": can_fork(plan)}
     with Child(plan.out, ["fit", *arguments], log=_log(plan, run), **settings) as child:
         while (status := child.status(POLL_S)) is None:
-            if not claim.renew():
+            if plan.is_gone() or not claim.renew():
                 return None
             _check_parent(parent)
     return status
+
+
+def _remove_rest(plan: Plan, run: RunKey) -> None:
+    """Remove what a fit has written after somebody deleted the folder of the experiment."""
+    folder = plan.run_dir(run)
+    with suppress(OSError):
+        remove_path(folder)
+    for parent in (folder.parent, plan.out / LOGS, plan.out / claims.CLAIMS, plan.out):
+        with suppress(OSError):  # another run's rest is in it
+            parent.rmdir()
 
 
 def environment(plan: Plan) -> dict[str, str]:

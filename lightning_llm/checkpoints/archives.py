@@ -8,6 +8,7 @@ elements over one number. So the index is compared with the form that torch give
 the values before and after torch makes them.
 """
 
+import errno
 import os
 import re
 import struct
@@ -53,9 +54,9 @@ def write_atomically(content: object, path: str | os.PathLike[str]) -> None:
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         if not isinstance(cause, OSError) and "PytorchStreamWriter" not in str(error):
             raise
-        number, reason = (cause.errno, cause.strerror) if isinstance(cause, OSError) else (None, None)
-        message = f"cannot save the checkpoint: {reason or 'the disk is full'}; earlier checkpoints are untouched"
-        raise OSError(number, message, str(path)) from error
+        # torch may hide the reason, which is most likely a full disk
+        number = (cause.errno if isinstance(cause, OSError) else None) or errno.ENOSPC
+        raise OSError(number, f"cannot save the checkpoint: {os.strerror(number)}", str(path)) from error
 
 
 @no_garbage_collection()

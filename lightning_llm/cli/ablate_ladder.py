@@ -1,7 +1,6 @@
 """``lightning-llm ablate`` with a ladder: its sizes are planned together and carried out one after another."""
 
 import argparse
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.screen import show_outlays, show_table
 from lightning_llm.cli import ablate_run
 from lightning_llm.io.console import Console
+from lightning_llm.io.shell import shell_path
 
 if TYPE_CHECKING:
     from lightning_llm.ablate.setup import Setup
@@ -39,7 +39,7 @@ def climb(ladder: Ladder, options: argparse.Namespace) -> None:
     if (ladder.out / LADDER).exists():
         frozen, _ = read_ladder(ladder.out)
         if frozen.asked != ladder.asked:
-            advice = f"give another --out, or finish that one: lightning-llm ablate run {shlex.quote(str(ladder.out))}"
+            advice = f"give another --out, or finish that one: lightning-llm ablate run {shell_path(ladder.out)}"
             raise ValueError(f"{ladder.out} has another ladder: {advice}")
     else:
         setups = {size: _set_up(ladder, size, options) for size in (*ladder.sizes, ladder.target) if size}

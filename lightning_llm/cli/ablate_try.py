@@ -49,6 +49,7 @@ from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
 from lightning_llm.io.schema import validate
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import duration, shown_duration
 from lightning_llm.io.untrusted import shown
 from lightning_llm.runs.lock import LOCK, RunLock, is_locked
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from lightning_llm.ablate.setup import Setup
 
 NOT_ADOPTED = 3
+BASELINE_FAILED = f"too many runs of the baseline {FAILED_TO_TRAIN}"
 PROG = "lightning-llm ablate try"
 
 
@@ -94,7 +96,7 @@ def attempt(options: argparse.Namespace) -> int:
     out: Path = options.stream
     first = _first_content(options) if _is_new(out) else None
     out.mkdir(parents=True, exist_ok=True)
-    if is_locked(out):
+    if has_waited := bool(is_locked(out)):
         ablate_run.say([f"waiting for another call on {out}"])
     lock = RunLock(out, wait_s=math.inf).acquire()
     try:
@@ -104,6 +106,9 @@ def attempt(options: argparse.Namespace) -> int:
         refuse_final(stream)
         if options.give_up:
             return _give_up(stream, options)
+        if has_waited and options.vary and stream.unfinished is not None:
+            _finish_orphan(stream, options, budget_s - stream.run_seconds)
+            stream = Stream.read(out)
         if (verdict := _last_verdict(stream, options)) is not None:
             return _say(stream, verdict, options)
         if stream.run_seconds >= budget_s:
@@ -139,7 +144,7 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     if unfinished is not None:
         plan = Plan.read(unfinished)
         if asked_of(plan.content) != asked:
-            advice = f"{PROG} {stream.out} continues it, and with --give-up ends it"
+            advice = f"{PROG} {shell_path(stream.out)} continues it, and with --give-up ends it"
             raise ValueError(f"{unfinished} is another idea, and has no verdict yet: {advice}")
         return plan
     if (earlier := stream.same_as(asked)) is not None and not options.again:
@@ -161,7 +166,7 @@ def _give_up(stream: Stream, options: argparse.Namespace) -> int:
     with suppress(ValueError):  # runs that are no pairs
         results = results_of(plan)
     if is_settled(plan, results):
-        raise ValueError(f"the runs of {unfinished.name} have ended: {PROG} {stream.out} says its verdict")
+        raise ValueError(f"the runs of {unfinished.name} have ended: {PROG} {shell_path(stream.out)} says its verdict")
     return _end(stream, plan, verdict_of(plan, results, stopped="given up"), options)
 
 
@@ -171,16 +176,34 @@ def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: 
         _train(plan, options.workers, left_s)
         results = results_of(plan)
     except ValueError as error:
-        advice = f"{PROG} {stream.out} tries again, and with --give-up ends the idea"
-        reports.mistake("ablate", f"{PROG}: error: {error}; {advice}")
+        advice = f"{PROG} {shell_path(stream.out)} tries again, and with --give-up ends the idea"
+        reports.mistake("ablate try", f"{PROG}: error: {error}; {advice}")
         return FAILED
     is_out_of_runs = not plan.state(losses_of(results)).needed
-    stopped = (
-        f"too many runs of the baseline {FAILED_TO_TRAIN}"
-        if is_out_of_runs
-        else f"the budget of {options.budget} is used up"
-    )
+    stopped = BASELINE_FAILED if is_out_of_runs else f"the budget of {options.budget} is used up"
     return _end(stream, plan, verdict_of(plan, results, stopped=stopped), options)
+
+
+def _finish_orphan(stream: Stream, options: argparse.Namespace, left_s: float) -> None:
+    """Finish the idea of a call that was killed while this one waited for it: else this one could not begin its own.
+
+    Raises:
+        ValueError: It cannot be finished, or a run of it failed.
+    """
+    plan = Plan.read(stream.unfinished or stream.out)
+    command = f"{PROG} {shell_path(stream.out)}"
+    ablate_run.say([f"the call that tried {plan.out.name} has ended without a verdict: finishing that idea first"])
+    _refuse_changed(stream)
+    try:
+        _train(plan, options.workers, left_s)
+        results = results_of(plan)
+    except ValueError as error:
+        raise ValueError(f"{error}; {command} tries again, and with --give-up ends {plan.out.name}") from error
+    is_out_of_runs = not plan.state(losses_of(results)).needed
+    if not is_out_of_runs and not is_settled(plan, results):
+        raise ValueError(f"--budget {options.budget} is used up: {command} continues {plan.out.name} with more")
+    store_verdict(plan, verdict_of(plan, results, stopped=BASELINE_FAILED))
+    ablate_run.say(lines_of(Stream.read(stream.out).verdicts[-1]))
 
 
 def _end(stream: Stream, plan: Plan, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:

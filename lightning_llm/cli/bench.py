@@ -4,7 +4,6 @@
 """
 
 import argparse
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.config_file import config_path
+from lightning_llm.io.shell import shell_command
 
 PROG, MODULE = "lightning-llm bench", "lightning_llm.bench"
 BENCHES = {
@@ -63,7 +63,7 @@ def run_bench(
     """
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
-    act = partial(_measure, fit_options=words[end + 1 :], package=package, command=f"{prog} {shlex.join(words)}")
+    act = partial(_measure, fit_options=words[end + 1 :], package=package, command=f"{prog} {shell_command(*words)}")
     return Tool(act, prog, partial(add_options, benches=benches), RuntimeError)(words[:end])
 
 

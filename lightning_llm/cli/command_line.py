@@ -1,6 +1,5 @@
 """The words of a training command: configs by name, options that do not exist, the values that options have."""
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -14,6 +13,7 @@ from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli.commands import TRAINER_WORDS
 from lightning_llm.data.find_store import check_named_store
 from lightning_llm.io.config_file import config_path, parse_yaml, read_config, value_at
+from lightning_llm.io.shell import shell_command
 from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
 from lightning_llm.io.untrusted import file_name, shown
 from lightning_llm.model.config import ModelConfig
@@ -195,7 +195,7 @@ def resume_command(words: Sequence[str]) -> str:
     """The same command, resuming from its newest checkpoint instead of the one it was given."""
     pairs = zip(words, ["", *words], strict=False)
     kept = [word for word, before in pairs if before != "--ckpt_path" and not word.startswith("--ckpt_path")]
-    return shlex.join(["lightning-llm", *kept, "--ckpt_path", "last"])
+    return shell_command("lightning-llm", *kept, "--ckpt_path", "last")
 
 
 def option_values(words: Sequence[str], *names: str) -> list[str]:

@@ -1,10 +1,13 @@
 """The commands of ``lightning-llm``, and the page of the documentation that explains a command or an option."""
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 FIRST, GENERATION, ACCOUNTING = "docs/quickstart.md", "docs/generation.md", "docs/accounting.md"
 SCORES = "loss, perplexity, and bits per byte"
+NO_TEXT = "no text in it"  # leads to the page on data with every command
 LONGEST_LINE = 4000  # characters of a message
 
 
@@ -70,8 +73,8 @@ OPTIONS = {
     "docs/accounting.md": "memory_budget",
     "docs/config.md": "unrecognized arguments, is not an option",
     "docs/dashboard.md": "logger, SampleText, Dashboard, JSONLinesLogger",
-    "docs/data.md": "corpus, data.path, store, mixture, raw_dtype, dtype, document_mask, context_length, "
-    "global_batch_size, micro_batch_size, eval_batch_size, num_workers, predict_prompts, UTF-8",
+    "docs/data.md": "no text in it, corpus, data.path, store, mixture, raw_dtype, dtype, document_mask, "
+    "context_length, global_batch_size, micro_batch_size, eval_batch_size, num_workers, predict_prompts, UTF-8",
     "docs/distributed.md": "devices, num_nodes, strategy, MASTER_ADDR, processes, has lost the others, "
     "could not reach the others",
     "docs/extending.md": "model.class_path, data.class_path, constructor, mlp, optimizer, schedule, callbacks",
@@ -94,20 +97,29 @@ def with_page(command: str, line: str) -> str:
     """A line that ends with the page to read.
 
     Args:
-        command: The word after ``lightning-llm``.
+        command: The word after ``lightning-llm``, perhaps with its action.
         line: What is wrong; line breaks in it become spaces.
     """
     line = " ".join(line.split())
     line = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …"
     if re.search(r" \(docs/[\w/-]+\.md\)$", line):  # of the command that found it
         return line
-    matches = [match[1] for match in _WORD.finditer(line)] if command in TRAINER_WORDS else []
+    matches = [match[1] for match in _WORD.finditer(line) if command in TRAINER_WORDS or match[1] == NO_TEXT]
     # the name of a class, which is capitalized, says more than the option that it was given to
     word = min(matches, key=lambda word: not word[0].isupper(), default="")
     return f"{line} ({_PAGES.get(word) or page_of(command)})"
 
 
 def page_of(command: str) -> str:
-    """The page that explains a command; of ``python -m benchmarks``, that is ``-m``."""
+    """The page that explains a command, or its action, as ``ablate try``; of ``python -m benchmarks``, it is ``-m``."""
+    command, _, action = command.partition(" ")
+    if (command, action) == ("ablate", "try"):
+        return "docs/stream.md"
     command = "bench" if command == "-m" else command
     return COMMANDS[command].page if command in COMMANDS else FIRST
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """``; did you mean NAME?``, if one of the names is like this one."""
+    close = get_close_matches(name, names, 1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -6,7 +6,6 @@
 
 import argparse
 import os
-import shlex
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import yaml
 from lightning_llm.cli.tool import OneLineParser, size_option, tool
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
+from lightning_llm.io.shell import shell_option, shell_path
 from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import file_name
 from lightning_llm.runs.directory import CONFIG, SUMMARY
@@ -95,24 +95,24 @@ def run_import(options: argparse.Namespace) -> None:
     if folder.tokenizer is None:
         print("the folder has no tokenizer: the checkpoint has none either")
     else:
-        tokenizer = ["--tokenizer", str(options.folder / "tokenizer.json"), *_boundary_options(folder)]
-        print(f"to train it on: {shlex.join(['lightning-llm', 'prepare', 'TEXT', *tokenizer, '--out', 'STORE'])}")
-        words = ["--config", str(config), "--model.init_from", str(out), "--data.store", "STORE"]
+        tokenizer = f"--tokenizer {shell_path(options.folder / 'tokenizer.json')}{_boundary_options(folder)}"
+        print(f"to train it on: lightning-llm prepare TEXT {tokenizer} --out STORE")
+        weights = f"--config {shell_path(config)} --model.init_from {shell_path(out)}"
         context = f"--data.context_length {min(1024, folder.config.max_position_embeddings)}"
-        print(f"  lightning-llm fit {shlex.join(words)} {context}")
+        print(f"  lightning-llm fit {weights} --data.store STORE {context}")
 
 
-def _boundary_options(folder: "ModelFolder") -> list[str]:
+def _boundary_options(folder: "ModelFolder") -> str:
     """Options of ``prepare`` for tokens around a text that the folder names in another file than tokenizer.json."""
     from lightning_llm.data.tokenizers import NO_TOKEN, Tokenizer
 
     written, used = Tokenizer.from_file(folder.path / "tokenizer.json"), Tokenizer.from_str(folder.tokenizer or "")
-    words = []
+    options = ""
     if used.begin_of_text != written.begin_of_text:
-        words += ["--begin-of-text", used.begin_of_text or NO_TOKEN]
+        options += f" {shell_option('--begin-of-text', used.begin_of_text or NO_TOKEN)}"
     if used.eos_token_id is not None and used.eos_token_id != written.eos_token_id:
-        words += ["--end-of-text", used.token(used.eos_token_id)]
-    return words
+        options += f" {shell_option('--end-of-text', used.token(used.eos_token_id))}"
+    return options
 
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:

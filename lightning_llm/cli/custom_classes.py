@@ -16,8 +16,9 @@ from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_llm.cli.command_line import given_option, option_values
-from lightning_llm.cli.errors import named
+from lightning_llm.cli.errors import local_in, named, one_line
 from lightning_llm.cli.jobs import lost_contact
+from lightning_llm.cli.parser_words import NO_ALTERNATIVE_FITS, in_plain_words
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.trust import CLASS_PATH, TRUSTED, is_custom, not_found, trust_and_import
 from lightning_llm.io.untrusted import shown
@@ -131,6 +132,28 @@ def blaming(*classes: type) -> Iterator[None]:
         if owner is None:
             raise
         raise ValueError(f"{path_of(owner)}: its constructor failed: {named(error)}") from error
+
+
+@contextmanager
+def blaming_options() -> Iterator[None]:
+    """An error in a constructor that the parser calls for an option begins with the option and the class.
+
+    The parser's own message has all types that the option could have had, and the value several times.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(NO_ALTERNATIVE_FITS):
+            raise
+        found = local_in(error, "component")
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        made = local_in(cause, "class_type")
+        reason = in_plain_words(str(error)) if made is None else one_line(cause)
+        is_named = made is None or made.__name__ in reason
+        name = getattr(found, "dest", None)
+        raise ValueError(": ".join([*filter(None, [name]), *([] if is_named else [made.__name__]), reason])) from error
 
 
 @contextmanager

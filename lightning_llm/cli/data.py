@@ -6,13 +6,12 @@
 import argparse
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 from lightning_llm.cli.tool import OneLineParser, tool
-from lightning_llm.data.corpora import open_corpus
+from lightning_llm.data.corpora import STDIN, open_corpus
 from lightning_llm.data.find_store import default_store
 from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, bytes_and_tokens, prepare_store, train_tokenizer
 from lightning_llm.data.splits import MOST_SHARDS, Shard, split_warnings
@@ -21,6 +20,7 @@ from lightning_llm.data.token_store import TOKEN_DTYPES, TokenStore, by_powers_o
 from lightning_llm.data.token_store_writer import merge_shards
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.progress import progress_bar
+from lightning_llm.io.shell import shell_option, shell_path
 
 _BAR = 40  # characters of the longest bar
 
@@ -56,7 +56,7 @@ def run_prepare(options: argparse.Namespace) -> None:
         if options.shard is not None:
             part, count = options.shard.split("/")
             print(f"{store.path}: shard {int(part)} of {int(count)}")
-            print(f"when all {int(count)} are made: lightning-llm prepare --merge {shlex.quote(options.out)}")
+            print(f"when all {int(count)} are made: lightning-llm prepare --merge {shell_path(options.out)}")
             return
     for name, split in store.splits.items():
         print(f"{name:<6}{split.tokens:>16,} tokens{split.bytes:>16,} bytes{split.documents:>10,} documents")
@@ -65,7 +65,7 @@ def run_prepare(options: argparse.Namespace) -> None:
         print(line)
     for line in split_warnings(store, options.test_fraction):
         print(line, file=sys.stderr)
-    print(f"next: lightning-llm fit --data.store {shlex.quote(str(store.path))}")
+    print(f"next: lightning-llm fit --data.store {shell_path(store.path)}")
 
 
 def _prepare(options: argparse.Namespace) -> TokenStore:
@@ -126,7 +126,10 @@ def run_tokenizer(options: argparse.Namespace) -> None:
     if options.kind == "bpe" and tokenizer.vocab_size < vocab_size:
         print(f"fewer than the requested {vocab_size:,}: the text has no pair left to merge")
     print(f"{size:,} bytes as {tokens:,} tokens: {size / max(tokens, 1):.3f} bytes per token")
-    print(f"next: lightning-llm prepare {shlex.join([*options.inputs, '--tokenizer', str(options.out)])}")
+    inputs = [name if name == STDIN else shell_path(name) for name in options.inputs]
+    rest = "" if options.text_key is None else f" {shell_option('--text-key', options.text_key)}"
+    rest += " --out DIR" if STDIN in inputs else ""  # standard input has no name that the store could get
+    print(f"next: lightning-llm prepare {' '.join(inputs)} --tokenizer {shell_path(options.out)}{rest}")
 
 
 def _data_options(parser: OneLineParser) -> None:

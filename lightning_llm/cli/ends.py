@@ -1,20 +1,23 @@
 """How a training command ends early: one line and an exit status for whatever ends it."""
 
 import argparse
+import errno
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_llm.cli import command_line, jobs
 from lightning_llm.cli.commands import with_page
-from lightning_llm.cli.errors import FAILED, USER_ERROR, reason_of, reports
+from lightning_llm.cli.errors import DISK_FULL, FAILED, NOT_WRITABLE, USER_ERROR, local_in, reason_of, reports
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.parser_words import in_plain_words
 from lightning_llm.io.processes import is_first_process
 from lightning_llm.measure.attribution import is_out_of_memory
+from lightning_llm.runs.directory import CHECKPOINTS, RunDirectory, step_files
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 
@@ -45,9 +48,28 @@ def report(error: Exception, command: str, words: Sequence[str]) -> int | None:
     if not isinstance(error, MISTAKES):
         return None
     reason = in_plain_words(str(error)) if isinstance(error, argparse.ArgumentError) else reason_of(error)
+    if isinstance(error, OSError) and (advice := _advice(error)):
+        reason = f"{reason}; {advice}"
     # before the processes have met, all find the same; after that, it may be the only one that knows
     is_mine = dist.is_initialized() or is_first_process()
     return reports.mistake(command, f"{name}: error: {reason}") if is_mine else USER_ERROR
+
+
+def _advice(error: OSError) -> str:
+    """What to do if files of a run cannot be written; empty if the error is of something else."""
+    directory: RunDirectory | None = getattr(local_in(error, "trainer"), "run_directory", None)
+    is_full = error.errno in DISK_FULL
+    if directory is None or not (is_full or error.errno in NOT_WRITABLE or error.errno == errno.ENOENT):
+        return ""
+    run = directory.place
+    if not is_full and (error.filename is None or not Path(error.filename).is_relative_to(run)):
+        return ""
+    if not run.exists():
+        return "the folder of the run is gone: start again"
+    first = "free some space and " if is_full else "" if error.errno == errno.ENOENT else "make it writable and "
+    if step_files(run / CHECKPOINTS):
+        return f"earlier checkpoints are untouched: {first}resume with --ckpt_path last"
+    return f"no checkpoint was saved: {first}start again"
 
 
 def _report_interruption(interruption: Interrupted, name: str, words: Sequence[str]) -> None:

@@ -6,21 +6,23 @@ A traceback is printed with ``--debug`` only; without it, it goes to a file.
 
 import errno
 import os
-import shlex
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 from itertools import dropwhile
 from traceback import walk_tb
+from typing import Any
 
 from lightning_llm.cli.commands import with_page
 from lightning_llm.cli.interrupts import interrupts
+from lightning_llm.io.shell import shell_command
 from lightning_llm.io.trust import TRUSTED
 
 FAILED, USER_ERROR = 1, 2
 DEBUG = "--debug"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 IN_A_WORKER = "Original Traceback (most recent call last):"  # torch puts it into the message of the error
 
 
@@ -59,7 +61,7 @@ class Reports:
         try:
             number, name = tempfile.mkstemp(prefix="lightning-llm-", suffix=".txt")
             with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{interrupts.program} {shlex.join(self.words)}\n\n{trace}")
+                file.write(f"{interrupts.program} {shell_command(*self.words)}\n\n{trace}")
         except OSError:
             return f"{DEBUG} shows where"
         return f"where: {name} ({DEBUG} shows it)"
@@ -79,7 +81,16 @@ def one_line(failure: BaseException) -> str:
 
 def named(failure: BaseException) -> str:
     """The class of an error, and its message in one line."""
-    return f"{type(failure).__name__}: {one_line(failure)}"
+    return ": ".join(filter(None, [type(failure).__name__, one_line(failure)]))
+
+
+def local_in(failure: BaseException, name: str) -> Any:
+    """The innermost local variable of this name in the functions that an error has left; ``None``: there is none.
+
+    Libraries do not say in an error what they were doing when it was raised.
+    """
+    values = [frame.f_locals[name] for frame, _ in walk_tb(failure.__traceback__) if name in frame.f_locals]
+    return values[-1] if values else None
 
 
 def _place(failure: BaseException) -> str:
@@ -93,13 +104,12 @@ def _place(failure: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """As :func:`one_line`; of an error of the system its reason and the file, or what to do about a full disk."""
+    """As :func:`one_line`; of an error of the system its reason and the file. Never empty."""
+    if isinstance(error, MemoryError) and not str(error):
+        return "the system gives this process no more"
     if not isinstance(error, OSError) or not error.strerror:
-        return one_line(error)
-    where = error.filename
-    if not where and error.errno in DISK_FULL:
-        where = "a file of the run cannot be written: free some space and resume with --ckpt_path last"
-    return f"{error.strerror}: {where}" if where else error.strerror
+        return one_line(error) or type(error).__name__
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
 
 
 def _rank_prefix() -> str:

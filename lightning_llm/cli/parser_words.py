@@ -19,6 +19,11 @@ _REWORDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     ),
     (r"Problem with given class_path '(.*?)'", r"\1"),
     (r"- Expected a path but .*? either not accessible or invalid - ", ""),
+    (
+        r"Type typing\.Callable\[.*?\] expects a function or a callable class: "
+        r"Expected '(\S+)' to be a subclass of (.*?)\.?(?= - |$)",
+        r"expected a subclass of \2, got \1",
+    ),
     (r"Type typing\.Callable\[.*?\] expects a function or a callable class: ", ""),
     (r"\. Got value: Namespace\(.*?\)(?=$| - | Given value)", ""),
     (r"\. Got value: ", ", got "),
@@ -33,9 +38,10 @@ _REWORDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"'(\w+)' object has no attribute 'keys'", r"init_args: Expected a <class 'dict'>, got <class '\1'>"),
     (r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1"),
 ]
+NO_ALTERNATIVE_FITS = "Does not validate against any of the Union subtypes"
 LONGEST = 4000  # characters of a message, which has the value several times
 _ALTERNATIVES = re.compile(
-    r"Does not validate against any of the Union subtypes Subtypes: (?:(?!Does not validate).)*? Errors: - "
+    rf"{NO_ALTERNATIVE_FITS} Subtypes: (?:(?!Does not validate).)*? Errors: - "
     r"((?:(?!Does not validate).)*) Given value type: .*? Given value: (.*)"
 )
 

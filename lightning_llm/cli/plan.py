@@ -5,7 +5,6 @@ No torch. The search is in ``accounting/planner.py``; docs/accounting.md lists w
 
 import argparse
 import dataclasses
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_S
 from lightning_llm.cli.estimate import add_run_options
 from lightning_llm.cli.tool import OneLineParser, size_option, tool
 from lightning_llm.io.atomic import write_json, write_text
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import GIB, shown_size
 from lightning_llm.training.run_config import RunOptions, read_run
 
@@ -73,7 +73,7 @@ def run_plan(options: argparse.Namespace) -> None:
         header = f"# Made by lightning-llm plan for {shown_size(memory)} on {task.cost_model.device.name}.\n"
         body = yaml.safe_dump(config_for(run, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
-        print(f"\n  lightning-llm fit --config {shlex.quote(str(options.out))}")
+        print(f"\n  lightning-llm fit --config {shell_path(options.out)}")
 
 
 def _heading(run: RunConfig, planner: Planner, chosen: StepPlan, memory: int, *, asked: int) -> Iterator[str]:

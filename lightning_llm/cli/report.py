@@ -1,7 +1,7 @@
 """What a training command prints: checks, a summary at its start; results, a sample and next commands at its end."""
 
 import math
-import shlex
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +19,7 @@ from lightning_llm.data.datamodule import TokenDataModule, data_attribute, token
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.io.options import raise_all
+from lightning_llm.io.shell import shell_option, shell_path
 from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.runs.directory import BEST, run_dir_of
 from lightning_llm.training.callbacks.progress import StatusFile
@@ -32,6 +33,8 @@ from lightning_llm.training.run_length import total_steps
 
 COMPILES = "the first step and the first validation wait until the {} compiled (mode {})"
 SAMPLE_TOKENS = 200
+BLANK_LINES = re.compile(r"\n([^\S\n]*\n)+")
+LONGEST_PROMPT = 20  # characters: some languages put no spaces between words
 
 
 def print_checks(checks: Sequence[Check]) -> None:
@@ -67,8 +70,9 @@ class RunReport(Callback):
             "data": _describe_data(trainer.datamodule),  # type: ignore[attr-defined]
             "steps": _describe_steps(trainer),
             "device": _describe_device(trainer),
-            "mfu": _describe_peak(trainer),
         }
+        if mfu := _describe_peak(trainer):
+            rows["mfu"] = mfu
         if getattr(pl_module, "plan", None):
             rows["plan"] = str(pl_module.budget)
         if mode := getattr(pl_module, "compile_mode", None):
@@ -115,15 +119,15 @@ class RunReport(Callback):
             trainer.loggers = loggers
 
     def _print_next(self, run: Path, model: LightningModule, data: Any, *, is_saved: bool) -> None:
-        folder = escape(shlex.quote(str(run)))
+        folder = escape(shell_path(run))
         self.console.print("\n[bold]next[/]")
         if is_saved and tokenizer_of(data) is not None:
             custom = getattr(getattr(model, "architecture", None), "custom_parts", ())
-            options = f"{folder}{_prompt_option(data)} --max-new-tokens 200{f' {TRUST_CODE}' if custom else ''}"
-            self.console.print(f"  lightning-llm generate {options}")
+            options = f"{_prompt_option(model, data)} --max-new-tokens 200{f' {TRUST_CODE}' if custom else ''}"
+            self.console.print(f"  lightning-llm generate {folder}{escape(options)}")
         if is_saved:
             self.console.print(f"  lightning-llm validate --ckpt_path {folder}")
-        self.console.print(f"  lightning-llm dashboard {escape(shlex.quote(str(run.parent)))}")
+        self.console.print(f"  lightning-llm dashboard {escape(shell_path(run.parent))}")
 
     def print_metrics(self, trainer: Trainer) -> None:
         """The results of an evaluation: one line per metric."""
@@ -165,7 +169,8 @@ def print_sample(console: Console, model: LightningModule, data: Any) -> None:
         console.print(f"\n[bold]no sample[/]  {escape(' '.join(str(error).split()) or type(error).__name__)}")
     else:
         console.print("\n[bold]a sample[/]")
-        console.print(escape(text.strip("\n")))
+        shown = BLANK_LINES.sub("\n\n", text.strip("\n"))
+        console.print(escape(shown) if shown.strip() else "only blank lines")
     finally:
         model.train(was_training)  # a notebook may continue training: Lightning leaves the mode as it finds it
 
@@ -183,11 +188,15 @@ def _sample(model: LightningModule, data: Any) -> str:
     return str(tokenizer.decode(tokenizer.without_begin_of(known)))
 
 
-def _prompt_option(data: Any) -> str:
-    """The first word of the validation text as a prompt: the tokenizer has its characters."""
+def _prompt_option(model: Any, data: Any) -> str:
+    """The first word of the validation text as a prompt: the tokenizer has its characters. Of a long one, the start."""
     ids = data.store.tokens("val")[:SAMPLE_TOKENS].tolist() if isinstance(data, TokenDataModule) else []
-    words = data.tokenizer.decode(ids).split()
-    return f" --prompt {escape(shlex.quote(words[0]))}" if words else ""
+    text = data.tokenizer.decode(ids).replace("\ufffd", " ")  # a character may be cut at either end
+    words = "".join(character if character.isprintable() else " " for character in text).split()
+    word = next((word for word in words if word != "--"), text[:1])[:LONGEST_PROMPT]  # argparse drops "--"
+    while word and len(data.tokenizer.encode_prompt(word)) > model.transformer.config.max_position_embeddings:
+        word = word[:-1]
+    return f" {shell_option('--prompt', word)}" if word else ""
 
 
 def _console() -> Console:
@@ -234,4 +243,6 @@ def _describe_device(trainer: Trainer) -> str:
 
 def _describe_peak(trainer: Trainer) -> str:
     log = callback_of(trainer, TrainingLog)
+    if trainer.strategy.root_device.type == "cpu" and getattr(log, "peak_tflops", None) is None:
+        return ""  # no peak of a CPU is known, and nobody asks for it
     return "not asked for" if log is None or log.utilization is None else str(log.utilization.note)

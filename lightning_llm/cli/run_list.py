@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -12,6 +13,7 @@ from rich.table import Column, Table
 from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import shown_duration, shown_size
 from lightning_llm.runs.list import ListedRun, list_runs, remove, with_differences
 
@@ -44,11 +46,16 @@ def run_runs(options: argparse.Namespace) -> None:
     if is_cleaning:
         clean([row for row in rows if row.removable], is_real=options.yes)
     else:
-        print_list(rows)
+        print_list(rows, options.runs)
 
 
-def print_list(rows: list[ListedRun]) -> None:
-    """A row for each run, with what differs from others in its folder, and how to remove those that are of no use."""
+def print_list(rows: list[ListedRun], folders: Sequence[str]) -> None:
+    """A row for each run, with what differs from others in its folder, and how to remove those that are of no use.
+
+    Args:
+        rows: The runs.
+        folders: In which the user has looked for them.
+    """
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     removable = [row for row in rows if row.removable]
@@ -73,7 +80,8 @@ def print_list(rows: list[ListedRun]) -> None:
     console.print(table)
     console.print(f"{_counted(rows)} on disk", soft_wrap=True)
     if removable:
-        console.print(f"{_counted(removable)} removable ({RULE}): lightning-llm runs {CLEAN}", soft_wrap=True)
+        command = " ".join(["lightning-llm runs", CLEAN, *map(shell_path, folders)])
+        console.print(f"{_counted(removable)} removable ({RULE}): {escape(command)}", soft_wrap=True)
 
 
 def clean(rows: list[ListedRun], *, is_real: bool) -> None:

@@ -1,16 +1,14 @@
 """The standard streams of a command: what reaches them, whoever prints it, and what a slow import shows there.
 
-Whatever any library prints reaches a terminal or a file without characters that a terminal obeys; Lightning's notes on
-devices and services are hidden. ``fit | head`` continues training, ``generate | head`` ends silently.
+Whatever any library prints reaches a terminal or a file without characters that a terminal obeys. ``fit | head``
+continues training, ``generate | head`` ends silently.
 """
 
 import errno
 import io
-import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
@@ -81,14 +79,6 @@ def note_imports(program: str) -> None:
 # ---- what is printed
 
 DRAWING = ("rich", "tqdm")  # their own codes pass; what rich draws comes from our Console, which escapes the text in it
-IGNORED_WARNINGS = (
-    ".*does not have many workers.*",
-    ".*Experiment logs directory .* not empty",  # it has our config.yaml
-    "Checkpoint directory .* exists and is not empty",  # it has our checkpoints
-    ".*have no `val_dataloader`.*",  # our report prints that it was not validated
-    ".*sync_dist=True.*",  # what is logged is the same in every process
-    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning 2.6 with torch 2.13
-)
 LEFT = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe, a terminal or a connection that is closed at its other end
 
 
@@ -121,15 +111,6 @@ class Printable(io.TextIOWrapper):
         is_bar = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in DRAWING
         super().write(text if self.is_exact or is_bar else printable(text.replace(" \b", "")))  # jsonargparse's help
         return len(text)
-
-
-def quieten() -> None:
-    """Hide Lightning's notes on devices, seeds and its services; our own report prints what matters."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # results of --trainer.profiler
-    for message in IGNORED_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
 
 
 def print_data() -> None:

@@ -1,11 +1,12 @@
 """Tools: every command but those of the Trainer. A function with the decorator :func:`tool` is one."""
 
 import argparse
+import re
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from lightning_llm.cli.commands import page_of, with_page
+from lightning_llm.cli.commands import nearest, page_of, with_page
 from lightning_llm.cli.errors import USER_ERROR, reason_of, reports
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.io.units import byte_size
@@ -24,13 +25,29 @@ class OneLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
-        page = page_of(prog.split()[1])
+        page = page_of(self._command(prog))
         super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=f"More: {page}", **options)
 
     def error(self, message: str) -> NoReturn:
         """One line, and status 2."""
-        line = f"{self.prog}: error: {message}; {self.prog} --help explains"
-        self.exit(USER_ERROR, f"{with_page(self.prog.split()[1], line)}\n")
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+        advice = nearest(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            advice = nearest(unknown[1], set(re.findall(r"(?<!\S)--[\w-]+", self.format_help())))
+        line = f"{self.prog}: error: {message}{advice or f'; {self.prog} --help explains'}"
+        self.exit(USER_ERROR, f"{with_page(self._command(self.prog), line)}\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, but nothing unknown: the parser of an action knows its options, the one above it does not."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    @staticmethod
+    def _command(prog: str) -> str:
+        """The command with its action, without the name of the program."""
+        return " ".join(prog.split()[1:3])
 
 
 class Tool:
@@ -71,7 +88,8 @@ class Tool:
         except KeyboardInterrupt:
             return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
         except self._mistakes as error:
-            return reports.mistake(command, f"{self.parser.prog}: error: {reason_of(error)}")
+            action = getattr(options, "action", "")
+            return reports.mistake(f"{command} {action}", f"{self.parser.prog}: error: {reason_of(error)}")
         return status if isinstance(status, int) else 0
 
 

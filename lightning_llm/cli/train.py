@@ -35,7 +35,6 @@ from lightning_llm.cli.ends import say
 from lightning_llm.cli.errors import USER_ERROR
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.report import RunReport, print_checks
-from lightning_llm.cli.stdio import quieten
 from lightning_llm.data.datamodule import TokenDataModule, tokenizer_of
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.options import raise_all
@@ -54,6 +53,7 @@ from lightning_llm.training.environment import choose_precision, keep_freed_memo
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.launcher import starts_inside
 from lightning_llm.training.module import LanguageModel
+from lightning_llm.training.quiet import quieten
 from lightning_llm.training.trainer import Trainer
 
 _PARSERS: dict[tuple[str, ...], dict[str, Any]] = {}  # by commands: making one takes a third of a ``check``
@@ -205,7 +205,7 @@ class TrainingCLI(LightningCLI):
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
             config.pop(f"{self.subcommand}.{section}.{CLASS_PATH}")
         custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture", {}))
-        with custom_classes.blaming(*self.classes.values()):
+        with custom_classes.blaming(*self.classes.values()), custom_classes.blaming_options():
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
         self.trainer = self.instantiate_trainer()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from lightning_llm.data.tokenizer_json import LARGEST_TOKENIZER
 from lightning_llm.io import schema, untrusted
 from lightning_llm.io.schema import SHA256, TEXT, maybe, record, whole
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import file_in, read_bytes, shown
 
 FORMAT = "lightning-llm token store"
@@ -108,11 +109,15 @@ class TokenStore:
         merge = "when all are made, lightning-llm prepare --merge"
         if (path / SHARD).is_file() and not (path / META).exists():
             whole_store = path.with_name(path.name.rpartition(".shard-")[0])
-            raise ValueError(f"token store {path} is one shard of a store: {merge} {whole_store}")
+            raise ValueError(f"token store {path} is one shard of a store: {merge} {shell_path(whole_store)}")
         if not path.exists() and (shards := shards_of(path)):
-            raise ValueError(f"token store {path} does not exist, but {len(shards)} of its shards do: {merge} {path}")
+            raise ValueError(
+                f"token store {path} does not exist, but {len(shards)} of its shards do: {merge} {shell_path(path)}"
+            )
         if not path.is_dir():
-            raise ValueError(f"token store {path} does not exist: make it with lightning-llm prepare … --out {path}")
+            raise ValueError(
+                f"token store {path} does not exist: make it with lightning-llm prepare … --out {shell_path(path)}"
+            )
         return cls.from_meta(path, read_meta(path))
 
     @classmethod

@@ -34,6 +34,7 @@ from lightning_llm.io import schema, untrusted
 from lightning_llm.io.atomic import atomic_file, open_to_append, replace_path, write_text
 from lightning_llm.io.processes import is_alive
 from lightning_llm.io.progress import progress_bar
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import file_in
 
 _JOURNAL = "journal.json"
@@ -219,7 +220,8 @@ class TokenStoreWriter:
                 shutil.rmtree(self._partial, ignore_errors=True)
             if isinstance(error, OSError):
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                advice = "free some space or choose another folder" if full else "nothing was kept"
+                elsewhere = "lightning-llm prepare … --out DIR makes it in another folder, for --data.store DIR"
+                advice = f"{'free some space, or ' if full else ''}{elsewhere}"
                 raise ValueError(f"cannot write the token store {self._out}: {error.strerror}; {advice}") from error
             raise
 
@@ -336,7 +338,7 @@ def _open_shards(out: Path) -> list[TokenStore]:
         listed = ", ".join(missing if len(missing) <= _LISTED else [*missing[:_LISTED], "…"])
         raise ValueError(
             f"--merge {out}: of {count} shards {listed} {'is' if len(missing) == 1 else 'are'} missing: "
-            f"lightning-llm prepare … --out {out} --shard {missing[0]}/{count}"
+            f"lightning-llm prepare … --out {shell_path(out)} --shard {missing[0]}/{count}"
         )
     first, *others = folders = [shard_folder(out, index, count) for index in range(1, count + 1)]
     fields = {"key": "text, options or versions", "tokenizer_sha256": "tokenizer", "vocab_size": "vocabulary"}

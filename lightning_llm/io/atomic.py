@@ -30,9 +30,11 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     try:
         yield temporary
         (replace_path if durable else os.replace)(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             remove_path(temporary)
+        if isinstance(error, OSError) and error.filename is not None:  # nobody knows the temporary name
+            error.filename = os.fsdecode(error.filename).replace(str(temporary), str(path))
         raise
 
 

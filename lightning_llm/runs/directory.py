@@ -75,6 +75,11 @@ class RunDirectory:
         return self._path
 
     @property
+    def place(self) -> Path:
+        """Where the folder is, or will be made; nothing is made by asking."""
+        return self._path or self._requested_path or self.root
+
+    @property
     def is_open(self) -> bool:
         """Whether this process may write to it."""
         return self._lock is not None

@@ -16,7 +16,7 @@ from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, SUMMARY
 from lightning_llm.runs.find import find_runs, identity_of, run_folders
 from lightning_llm.runs.lock import RunLock, is_locked
-from lightning_llm.runs.names import option_columns
+from lightning_llm.runs.names import distinctions
 from lightning_llm.runs.status import FINISHED, read_summary, run_state
 
 
@@ -88,9 +88,8 @@ def with_differences(rows: list[ListedRun]) -> list[ListedRun]:
         numbers = [number for number, parent in enumerate(folders) if parent == folder]
         with suppress(ValueError, OSError):  # a damaged config: nothing is known
             runs = find_runs([rows[number].run for number in numbers]) if len(numbers) > 1 else []
-            columns = option_columns(runs, ()) if len(runs) == len(numbers) else {}
-            for position, number in enumerate(numbers):
-                differing[number] = ", ".join(f"{name}={column[position]}" for name, column in columns.items())
+            if len(runs) == len(numbers):
+                differing |= zip(numbers, distinctions(runs), strict=True)
     return [dataclasses.replace(row, differs=differing.get(number, "")) for number, row in enumerate(rows)]
 
 

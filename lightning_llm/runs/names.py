@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from lightning_llm.io.untrusted import LONGEST_NAME, file_name
 from lightning_llm.runs.find import Run
-from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, identity, labels
+from lightning_llm.runs.options import ABSENT, CALLBACKS, SEEDS, ClassPath, identity, labels
 
 THREADS = "threads"  # in the summary; older ones lack it
 MOST_OPTIONS = 4  # in a name: TensorBoard lists names in a narrow column
@@ -13,14 +13,19 @@ MOST_OPTIONS = 4  # in a name: TensorBoard lists names in a narrow column
 def differences(runs: Sequence[Run]) -> list[str]:
     """Short names of the options that are not the same in all runs: model, data, trainer, seeds, in config order.
 
-    The number of threads and the options of a callback are compared among the runs that have them.
+    The number of threads, the options of a callback, and those of a class that differs too are compared among the runs
+    that have them: others have no such option.
     """
     options_of_runs = [run.options for run in runs if run.options]
+    owners: tuple[str, ...] = (f"{CALLBACKS}.",)
 
     def differs(name: str) -> bool:
-        is_partial = name == THREADS or name.startswith(f"{CALLBACKS}.")
+        is_partial = name == THREADS or name.startswith(owners)
         compared = [options for options in options_of_runs if not is_partial or name in options]
         return len({identity(options.get(name, ABSENT)) for options in compared}) > 1
+
+    classes = {name for options in options_of_runs for name, value in options.items() if isinstance(value, ClassPath)}
+    owners += tuple(f"{name}." for name in classes if differs(name))
 
     def section(name: str) -> int:
         first = "seed" if name in SEEDS else name.partition(".")[0]
@@ -49,9 +54,9 @@ def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[s
     Returns:
         Texts that may be the same for several runs; see :func:`made_different`.
     """
-    distinctions = _distinctions(runs, leave_out)
-    texts = [", ".join(parts) for parts in distinctions]
-    if any(len(parts) > MOST_OPTIONS for parts in distinctions) or max(map(len, texts), default=0) > LONGEST_NAME:
+    found = _distinctions(runs, leave_out)
+    texts = [", ".join(parts) for parts in found]
+    if any(len(parts) > MOST_OPTIONS for parts in found) or max(map(len, texts), default=0) > LONGEST_NAME:
         for folder in {run.path.resolve().parent for run in runs}:
             members = [number for number, run in enumerate(runs) if run.path.resolve().parent == folder]
             for number, parts in zip(members, _distinctions([runs[n] for n in members], leave_out), strict=True):
@@ -83,6 +88,11 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
             for number, (text, run) in enumerate(zip(texts, runs, strict=True), start=1)
         ]
     return list(texts)
+
+
+def distinctions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
+    """What is not the same in all runs, of each run the options that it has, as ``mlp=swiglu, seed_everything=1``."""
+    return [", ".join(parts) for parts in _distinctions(runs, leave_out)]
 
 
 def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[list[str]]:

@@ -78,7 +78,7 @@ def run_state(run: Path) -> RunState:
     is_finished = (run / SUMMARY).is_file() and facts.get("status") in (None, FINISHED)
     description = FINISHED if is_finished else _how_it_ended(facts)
     steps = [*map(step_of, step_files(run / CHECKPOINTS)), *([facts["step"]] if "step" in facts else [])]
-    has_ended = description in (FINISHED, KILLED) or facts.get("status") in ENDED_EARLY
+    has_ended = description in (FINISHED, KILLED) or facts.get("status") in (*ENDED_EARLY, FINISHED)
     return RunState(description, has_ended, max(steps, default=None), facts.get("val_loss"))
 
 
@@ -86,6 +86,8 @@ def _how_it_ended(facts: dict[str, Any]) -> str:
     status, reason = facts.get("status"), facts.get("reason")
     if status in ENDED_EARLY:
         return f"{status} ({reason})" if reason else str(status)
+    if status == FINISHED:
+        return "ended, without a summary"
     if status != RUNNING:
         return "has not ended yet, or was killed"
     if facts.get("host") != socket.gethostname():

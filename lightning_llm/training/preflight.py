@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -83,6 +84,20 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[Any]) -> None:
             "for no validation set trainer.limit_val_batches to 0"
         )
     raise_all([*problems, *_accumulation_problems(callbacks)])
+
+
+def check_accelerator(accelerator: Any) -> None:
+    """Refuse an accelerator that is not here. A name that Lightning does not know is left to it.
+
+    Raises:
+        ValueError: torch finds no such device.
+    """
+    kinds = {"gpu": ("cuda", "mps")}.get(accelerator, (accelerator,)) if isinstance(accelerator, str) else ()
+    known = [AcceleratorRegistry[kind]["accelerator"] for kind in kinds if kind in AcceleratorRegistry]
+    if known and not any(kind.is_available() for kind in known):
+        is_missing = accelerator in ("gpu", "cuda") and torch.version.cuda is None and torch.version.hip is None
+        why = "this torch was built without CUDA" if is_missing else "torch finds none here"
+        raise ValueError(f"trainer.accelerator {accelerator}: {why}; give --trainer.accelerator cpu, or auto")
 
 
 def check_nodes(environment: ClusterEnvironment, num_nodes: int) -> None:
@@ -354,8 +369,11 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
         there = existing_parent(folder)
         free = shutil.disk_usage(there).free
         finding = f"{files} checkpoints need {decimal_size(needed)}, {decimal_size(free)} free at {there}"
-        problem = f"the disk is too small: {finding}; free some, keep fewer, or set trainer.default_root_dir elsewhere"
-        yield Check("disk", finding, problem if needed > free else "")
+        elsewhere = "set trainer.default_root_dir elsewhere"
+        problem = f"the disk is too small: {finding}; free some, keep fewer, or {elsewhere}" if needed > free else ""
+        if not shutil.disk_usage(there).total or not os.access(there, os.W_OK):  # such as /proc, or read-only
+            problem = f"no checkpoint can be saved in {folder}: {there} cannot be written to; {elsewhere}"
+        yield Check("disk", finding, problem)
 
 
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:

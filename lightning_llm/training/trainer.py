@@ -22,8 +22,9 @@ from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
 from lightning_llm.training.callbacks.inputs import InputHashes
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
-from lightning_llm.training.callbacks.progress import StepProgressBar
+from lightning_llm.training.callbacks.progress import StatusFile, StepProgressBar
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints, refuse_names_of_ours
+from lightning_llm.training.callbacks.run_record import RunRecord, callback_of
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
@@ -31,7 +32,8 @@ from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.environment import choose_precision
 from lightning_llm.training.json_logger import JSONLinesLogger
 from lightning_llm.training.launcher import bring_results_back
-from lightning_llm.training.preflight import Check, check_nodes, check_options, check_run
+from lightning_llm.training.preflight import Check, check_accelerator, check_nodes, check_options, check_run
+from lightning_llm.training.quiet import quieten
 from lightning_llm.training.schedule_free import evaluated
 
 Plugin = Precision | ClusterEnvironment | CheckpointIO | LayerSync  # as in Lightning
@@ -92,10 +94,12 @@ class Trainer(pl.Trainer):
         **kwargs: Any,
     ) -> None:
         kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
+        quieten()
         listed = _listed(callbacks)
         check_options(kwargs, listed)
         self.checks: list[Check] = []
         self.tf32 = tf32
+        check_accelerator(accelerator)
         precision, self.precision_reason = _precision_for(precision, accelerator)
         self.run_directory = _run_directory_for(logger, default_root_dir, run_dir)
         self._has_run = self._is_agreed = False
@@ -149,6 +153,8 @@ class Trainer(pl.Trainer):
         Raises:
             ValueError: Another process trains in it; or a ModelCheckpoint would overwrite the run's own checkpoints.
         """
+        if callback_of(self, StatusFile) is None and not self.barebones:
+            self.callbacks.append(RunRecord())  # type: ignore[attr-defined]
         was_open = self.run_directory.is_open
         self.open_run()
         try:
@@ -220,7 +226,7 @@ class Trainer(pl.Trainer):
 
     def preflight(self, model: Any, datamodule: Any) -> list[Check]:
         """All checks; nothing is started."""
-        return list(check_run(model, datamodule, self, Path(self.default_root_dir)))
+        return list(check_run(model, datamodule, self, self.run_directory.place))
 
 
 def skip_empty_hooks(callbacks: list[pl.Callback]) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from lightning_llm.ablate.page import sections_of
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment, losses_of
 from lightning_llm.ablate.worker import work
+from lightning_llm.io.atomic import remove_path
 
 
 def test_two_workers_do_each_run_once(experiment, monkeypatch, capsys):
@@ -98,3 +100,21 @@ def test_progress_counts_the_pairs_that_are_added(experiment):
     report = report_of(load_experiment(plan.out))
     assert (report["looks"], report["tested_after"]) == ([4], [4, 6])
     assert "tested after 4 and 6 pairs" in "".join(sections_of(report, curves_of(load_experiment(plan.out))))
+
+
+def test_an_experiment_that_is_deleted_is_named(experiment, monkeypatch):
+    plan, ended = experiment({"a": {"effect": 0.0}}), []
+
+    class Worker:
+        def __init__(self, *arguments):
+            self.child = SimpleNamespace(ask_to_end=lambda: None, end=ended.append)
+
+        def is_running(self):
+            remove_path(plan.out)
+            return True
+
+    monkeypatch.setattr(local, "Worker", Worker)
+    monkeypatch.setattr(local, "POLL_S", 0.0)
+    with pytest.raises(ValueError, match=r"out is gone: its folder was deleted or moved while its runs trained$"):
+        local.run_workers(plan, [{"cores": ""}])
+    assert ended

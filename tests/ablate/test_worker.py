@@ -11,6 +11,7 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CONFIGS
 from lightning_llm.ablate.results import Replay, load_experiment
 from lightning_llm.ablate.worker import work
+from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.lock import RunLock
 
 
@@ -87,3 +88,39 @@ def test_the_fits_of_a_slurm_job_do_not_see_it(experiment, monkeypatch):
     found = worker.environment(experiment({"a": {"effect": 0.0}}))
     assert "SLURM_JOB_ID" not in found
     assert found["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_run_whose_folder_was_deleted_is_not_blamed_on_the_last_line_of_its_log(experiment, monkeypatch):
+    plan = experiment({"a": {"effect": -0.5}})
+    fit = worker._fit
+
+    def deleted_at_its_end(*arguments):
+        status = fit(*arguments)
+        remove_path(plan.run_dir(RunKey("baseline", 0)))
+        return status
+
+    monkeypatch.setattr(worker, "_fit", deleted_at_its_end)
+    with pytest.raises(
+        ValueError, match=r"^baseline,seed=0: its folder is gone: the same command again trains it from the start"
+    ):
+        work(plan.out)
+    monkeypatch.setattr(worker, "_fit", fit)
+    work(plan.out)
+    assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
+
+
+def test_an_experiment_that_is_deleted_ends_its_workers_and_stays_away(experiment, monkeypatch):
+    plan = experiment({"a": {"effect": -0.5}})
+
+    def deleted_in_between(*arguments):
+        remove_path(plan.out)
+        plan.run_dir(RunKey("baseline", 0)).mkdir(parents=True)  # by a fit that saves
+        return 0
+
+    monkeypatch.setattr(worker, "_fit", deleted_in_between)
+    with pytest.raises(ValueError, match=r"out is gone: its folder was deleted or moved while its runs trained$"):
+        work(plan.out)
+    assert not plan.out.exists()
+    with pytest.raises(ValueError, match=r"is gone"):
+        worker._try(plan, RunKey("baseline", 0), {}, {}, None, print)
+    assert not plan.out.exists()

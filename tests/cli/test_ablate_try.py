@@ -442,3 +442,29 @@ def test_all_runs_have_ended_is_no_reason_to_give_up(folder, trainer, capsys, mo
     assert main(["ablate", "try", "s", "--give-up"]) == 2
     assert "the runs of 0001-relu have ended: lightning-llm ablate try s says its verdict" in the_line(capsys)
     assert main(["ablate", "try", "s"]) == 0
+
+
+def test_a_call_that_waited_for_one_that_was_killed_finishes_its_idea_first(folder, trainer, capsys, monkeypatch):
+    trainer.most = 3
+    assert attempt("--vary", GELU) == 130
+    trainer.most = None
+    monkeypatch.setattr("lightning_llm.cli.ablate_try.is_locked", lambda out: True)  # until the lock is free
+    capsys.readouterr()
+    assert attempt("--vary", RELU, "--json") == 0
+    shown = capsys.readouterr()
+    assert "finishing that idea first" in shown.err
+    assert "gelu: rejected" in shown.err
+    assert json.loads(shown.out)["name"] == "relu"
+    assert [(each["place"], each["name"]) for each in Stream.read(Path("s")).verdicts] == [(1, "gelu"), (2, "relu")]
+    assert len(trainer.trained) == len(set(trainer.trained))
+
+
+def test_an_idea_of_a_killed_call_is_not_ended_by_the_budget_of_another(folder, trainer, capsys, monkeypatch):
+    trainer.seconds, trainer.most = 60.0, 3
+    assert attempt("--vary", GELU) == 130
+    trainer.most = None
+    monkeypatch.setattr("lightning_llm.cli.ablate_try.is_locked", lambda out: True)
+    assert attempt("--vary", RELU, "--budget", "2m") == 2
+    said = the_line(capsys)
+    assert "--budget 2m is used up: lightning-llm ablate try s continues 0001-gelu with more" in said
+    assert Stream.read(Path("s")).verdicts == []

@@ -18,7 +18,7 @@ def test_a_mixture_with_document_masks_trains_and_logs_the_loss_of_each_source(t
     cli = tiny("fit", **changes)
     printed = capsys.readouterr().out
     assert "67% from stores/a: " in printed
-    assert "no MFU: no peak is known for this cpu" in printed
+    assert "mfu" not in printed.lower()  # no peak of a CPU is known, and nobody asks for it
     metrics = cli.trainer.callback_metrics
     sizes = [source.store.splits["val"].tokens - 1 for source in cli.datamodule.sources]
     mean = (metrics["val_loss/a"] * sizes[0] + metrics["val_loss/b"] * sizes[1]) / sum(sizes)

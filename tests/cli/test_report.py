@@ -55,3 +55,33 @@ def test_the_next_commands_can_be_typed_as_they_are(tiny, capsys, tokenizer):
     command = capsys.readouterr().out.partition("lightning-llm generate ")[2].splitlines()[0]
     assert "--prompt" in command
     assert main(["generate", *shlex.split(command)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenizer"),
+    [
+        ("春眠不觉晓处处闻啼鸟夜来风雨声花落知多少" * 200, "char"),  # no spaces
+        ("春眠不觉晓处处闻啼鸟夜来风雨声花落知多少" * 200, "byte"),  # the context ends in a character
+        ("-- --temperature " * 300, "char"),
+        ("\x1b[1m\x07- " * 500, "char"),
+        ("  " * 2000, "char"),
+    ],
+)
+def test_the_next_commands_work_whatever_the_text_and_the_folder_are(tiny, tmp_path, capsys, text, tokenizer):
+    (tmp_path / "odd.txt").write_text(text)
+    options = {"data.path": "odd.txt", "data.tokenizer": tokenizer, "trainer.default_root_dir": "-ru ns~"}
+    tiny("fit", **{**options, "trainer.max_steps": 1})
+    commands = capsys.readouterr().out.partition("\nnext\n")[2].splitlines()
+    generate, validate, dashboard = (shlex.split(command)[1:] for command in commands)
+    assert len(generate[2]) < 50
+    assert main(generate) == 0
+    assert main(validate) == 0
+    assert dashboard[0] == "dashboard"
+    assert Path(dashboard[1]).is_dir()
+
+
+def test_a_sample_of_blank_lines_is_short(tiny, monkeypatch, capsys):
+    for text, shown in (("\na\n\n \n\n  b\nc\n\n", "a\n\n  b\nc\n"), ("\n" * 40, "only blank lines\n")):
+        monkeypatch.setattr(report, "_sample", lambda model, data, text=text: text)
+        tiny("fit", **{"trainer.max_steps": 1})
+        assert capsys.readouterr().out.partition("\na sample\n")[2].partition("\nnext\n")[0] == shown

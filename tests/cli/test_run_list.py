@@ -37,6 +37,8 @@ def test_state_step_loss_size_and_age_are_listed(make_run, capsys):
     for word in ("failed (why)", "2.5000", "MiB", "days", "yes"):
         assert word in row
     assert "removable (ended without a result and without a checkpoint): lightning-llm runs clean\n" in said
+    assert main(["runs", "runs/a", "./runs"]) == 0
+    assert "checkpoint): lightning-llm runs clean runs/a ./runs\n" in capsys.readouterr().out
 
 
 def test_clean_lists_and_removes_only_with_yes(make_run, capsys):

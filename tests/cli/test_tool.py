@@ -34,6 +34,42 @@ def test_a_wrong_option_is_one_line(words, says, capsys):
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fitt"], "unknown command 'fitt'; did you mean fit? (docs/"),
+        (["abalte"], "unknown command 'abalte'; did you mean ablate? (docs/"),
+        (["xyz"], "unknown command 'xyz'; the commands are fit, check, "),
+        (["ablate", "tyr"], "; did you mean try? (docs/ablate.md)"),
+        (["data", "verfy", "x"], "; did you mean verify? (docs/data.md)"),
+        (["generate", "x", "--top_k", "3"], "unrecognized arguments: --top_k 3; did you mean --top-k? (docs/"),
+        (["ablate", "extend", "x", "--pairs", "3", "--variant", "a"], "; did you mean --variants? (docs/ablate.md)"),
+        (["ablate", "try", "x"], "give --baseline CONFIG and --vary OPTION=VALUE to begin it (docs/stream.md)"),
+    ],
+)
+def test_the_nearest_name_and_the_page_of_the_action_are_named(words, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("action", "page"), [("try", "docs/stream.md"), ("run", "docs/ablate.md")])
+def test_the_help_of_an_action_names_its_page(action, page, capsys):
+    assert main(["ablate", action, "--help"]) == 0
+    assert capsys.readouterr().out.endswith(f"More: {page}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["fit", "--data.path", "empty.txt", "--data.tokenizer", "char"], ["evaluate", "x", "--data", "empty.txt"]],
+)
+def test_an_empty_text_leads_to_the_page_on_data(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith("'empty.txt' is empty: no text in it (docs/data.md)\n")
+
+
 def test_a_reader_that_leaves_is_no_error():
     root = Path(__file__).parents[2]
     reading, writing = os.pipe()

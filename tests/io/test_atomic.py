@@ -10,6 +10,7 @@ import pytest
 
 from lightning_llm.io.atomic import (
     atomic_file,
+    atomic_path,
     json_text,
     link_path,
     open_to_append,
@@ -135,3 +136,10 @@ def test_a_link_to_the_file_that_has_the_name_already_leaves_nothing_beside_it(t
         link_path(source, target)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "step.ckpt"]
     assert target.samefile(source)
+
+
+@pytest.mark.parametrize("inside", ["", "part/x"])
+def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path, inside):
+    with pytest.raises(PermissionError) as caught, atomic_path(tmp_path / "a.json") as temporary:
+        raise PermissionError(1, "Operation not permitted", str(temporary / inside))
+    assert caught.value.filename == str(tmp_path / "a.json" / inside)

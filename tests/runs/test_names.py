@@ -5,7 +5,7 @@ import yaml
 from lightning_llm.io.untrusted import LONGEST_NAME, printable
 from lightning_llm.runs.event_files import EVENT_FILES
 from lightning_llm.runs.find import find_runs
-from lightning_llm.runs.names import differences, run_names
+from lightning_llm.runs.names import differences, distinctions, run_names
 
 BASE = {
     "seed_everything": 1,
@@ -148,3 +148,22 @@ def test_runs_without_a_config_are_named_by_their_place(tmp_path):
     bare = make(tmp_path / "by-hand" / "first", config=None)
     one, two = make(tmp_path / "a" / "version_0"), make(tmp_path / "a" / "version_1", changed(seed_everything=2))
     assert run_names(found(bare, one, two)) == ["by-hand/first", "seed_everything=1", "seed_everything=2"]
+
+
+def test_options_of_a_class_that_other_runs_do_not_have_say_nothing_more(tmp_path):
+    own = {"data": {"class_path": "mine.Digits", "digits": 3, "seed": 7}}
+    runs = found(
+        make(tmp_path / "a" / "0"),
+        make(tmp_path / "a" / "1", changed(seed_everything=2)),
+        make(tmp_path / "a" / "2", {**BASE, **own}),
+        make(tmp_path / "a" / "3", {**BASE, "data": {**own["data"], "digits": 4}}),
+    )
+    assert differences(runs) == ["data", "data.digits", "seed_everything"]
+    assert distinctions(runs) == [
+        "seed_everything=1",
+        "seed_everything=2",
+        "data=Digits, data.digits=3, seed_everything=1",
+        "data=Digits, data.digits=4, seed_everything=1",
+    ]
+    older = found(make(tmp_path / "b" / "0"), make(tmp_path / "b" / "1", changed(data__new=1)))
+    assert differences(older) == ["data.new"]  # of one class

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from lightning_llm.runs.directory import STATUS, SUMMARY, start_number_of
-from lightning_llm.runs.status import FAILED, read_summary, unfinished, write_status
+from lightning_llm.runs.status import FAILED, FINISHED, read_summary, run_state, unfinished, write_status
 
 KNOWN = "failed (NaN); step 7, last validation loss 2.5000"
 UNKNOWN = "has not ended yet, or was killed; no checkpoint"
@@ -64,3 +64,9 @@ def test_every_leaf_of_a_summary_is_a_number_or_refused(tmp_path, changed_leaves
             continue
         values = [found.get(name) for name in ("val_loss", "seconds", "threads")]
         assert all(value is None or type(value) in (int, float) for value in values)
+
+
+def test_a_run_that_has_ended_without_a_summary_is_not_called_killed(tmp_path):
+    write_status(tmp_path, FINISHED, step=3)
+    state = run_state(tmp_path)
+    assert (state.description, state.has_ended, state.step) == ("ended, without a summary", True, 3)

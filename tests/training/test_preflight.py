@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 import pytest
 import yaml
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
+from lightning_llm import LanguageModel, ModelConfig, TokenDataModule, Trainer
 from lightning_llm.__main__ import main
 from lightning_llm.training import preflight
 
@@ -162,7 +163,7 @@ def test_what_tf32_and_a_compiled_model_need_is_named(refused, command):
 
 @pytest.mark.parametrize(("precision", "size"), [("32-true", "1.7"), ("bf16-true", "0.8"), ("64-true", "3.4")])
 def test_too_small_a_disk_is_named(refused, monkeypatch, precision, size):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000, total=1000))
     said = refused("check", **{"trainer.precision": precision})
     assert f"the disk is too small: 4 checkpoints need {size} MB" in said
 
@@ -219,3 +220,21 @@ def test_a_custom_part_without_known_initial_values_is_found(refused, part, says
     line = refused("check", **{"model.architecture.mlp": f"{PARTS}.{part}"})
     assert f"mlp '{PARTS}.{part}'" in line
     assert says in line
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("option", ["default_root_dir", "run_dir"])
+def test_a_folder_that_can_hold_no_file_is_not_called_a_small_disk(refused, option):
+    said = refused("check", **{f"trainer.{option}": "/proc/nope"})
+    assert "no checkpoint can be saved in /proc/nope: /proc cannot be written to; set trainer.default_root_dir" in said
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda", "mps", "tpu"])
+def test_an_accelerator_that_is_not_here_is_named_with_what_to_give(refused, monkeypatch, accelerator):
+    for kind in (CUDAAccelerator, MPSAccelerator):
+        monkeypatch.setattr(kind, "is_available", staticmethod(lambda: False))
+    said = refused("check", **{"trainer.accelerator": accelerator})
+    assert f"error: trainer.accelerator {accelerator}: " in said
+    assert said.partition(" (docs/")[0].endswith("; give --trainer.accelerator cpu, or auto")
+    with pytest.raises(ValueError, match=f"accelerator {accelerator}: "):
+        Trainer(accelerator=accelerator)

@@ -1,7 +1,7 @@
 """What a run leaves behind at its end: ``summary.json``, with which ``compare`` takes it into account.
 
 ``fit`` writes it after its last validation. A run that Python starts, with our Trainer or Lightning's, gets
-``RunRecord`` from the model, and its summary has the options too, since there is no config.
+``RunRecord`` from our Trainer or from the model, and its summary has the options too, since there is no config.
 """
 
 import os
@@ -96,7 +96,11 @@ class RunRecord(StatusFile):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run has ended well: an exception does not lead here."""
-        if self._folder is not None:
+        if self._folder is None:
+            return
+        if not hasattr(pl_module, "evaluation"):  # a plain LightningModule, whose results have no names that we know
+            self._write(trainer, FINISHED)
+        else:
             data = getattr(trainer, "datamodule", None)
             more = {"validated_step": self.validated_step, "options": options_of(trainer, pl_module, data)}
             write_summary(trainer, pl_module, data, self._folder, **more)
