@@ -38,11 +38,7 @@ class AtomicCheckpointIO(CheckpointIO):
         Raises:
             OSError: It could not be written; if asynchronous, the previous one could not.
         """
-        if Path(path).name == HANDED_BACK:  # the process that writes it ends at once
-            self.wait()
-            write_atomically(checkpoint, path)
-        else:
-            self.write(lambda content: write_atomically(content, path), checkpoint)
+        self.write(lambda content: write_atomically(content, path), checkpoint)
 
     def write(self, write: Callable[[Any], None], content: Any) -> None:
         """Pass ``content`` to ``write``; if asynchronous, a copy of it in host memory, from another thread.
