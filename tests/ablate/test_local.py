@@ -110,8 +110,9 @@ def test_an_experiment_that_is_deleted_is_named(experiment, monkeypatch):
             self.child = SimpleNamespace(ask_to_end=lambda: None, end=ended.append)
 
         def is_running(self):
+            was_there = plan.out.exists()
             remove_path(plan.out)
-            return True
+            return was_there
 
     monkeypatch.setattr(local, "Worker", Worker)
     monkeypatch.setattr(local, "POLL_S", 0.0)
