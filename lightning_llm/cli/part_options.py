@@ -14,6 +14,7 @@ import yaml
 from jsonargparse import get_loader
 
 from lightning_llm.cli.command_line import CONFIG_OPTIONS
+from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import LARGEST, check_yaml, value_at
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.io.untrusted import read_text, shown
@@ -50,7 +51,7 @@ def with_whole_parts(words: Sequence[str]) -> list[str]:
         if not isinstance(part, str) or isinstance(_read(part), dict):
             # the parser cannot put options of a class in the place of others that are plain, but in that of a name
             whole.append(f"--{ARCHITECTURE}.{kind}={DEFAULTS[kind]}")
-        whole.append(f"--{ARCHITECTURE}.{kind}={part if isinstance(part, str) else json.dumps(part)}")
+        whole.append(f"--{ARCHITECTURE}.{kind}={part if isinstance(part, str) else json_text(part)}")
     return [*rest, *whole]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from lightning_llm.io.trust import texts_in
 
 PACKAGE = Path(__file__).parents[1]
+INSTALLED = {"site-packages", "dist-packages"}  # where pip and Debian install, in any environment
 
 
 def package_digest() -> str:
@@ -80,5 +81,7 @@ def code_in(folder: Path) -> dict[str, Path]:
 
 
 def _is_installed(location: Path) -> bool:
+    if INSTALLED & set(location.resolve().parts):  # perhaps of the interpreter that a virtual environment is made from
+        return True
     paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
     return any(location.resolve().is_relative_to(Path(path).resolve()) for path in paths)

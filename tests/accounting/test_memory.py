@@ -108,6 +108,7 @@ def drawn(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @drawn(30)
 @given(configs(), steps)
 def test_against_the_meter_and_the_model(config, step):

@@ -82,6 +82,7 @@ def measured(planned, choice):
     )
 
 
+@pytest.mark.slow
 @drawn(16)
 @given(tasks(), st.floats(0.01, 0.9))
 def test_a_plan_fits_when_run_and_the_next_larger_micro_batch_does_not(planned, share):
@@ -147,6 +148,7 @@ def everything(planner):
             )
 
 
+@pytest.mark.slow
 @drawn(12)
 @given(tasks(), st.floats(0, 1.1))
 def test_the_search_finds_what_trying_everything_finds(planned, share):

@@ -179,6 +179,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_refusing_takes_no_memory(tmp_path):
     names = ("lists that double", "tuples that double", "an expanded tensor", "a storage larger than its part")
     for number, name in enumerate(names):

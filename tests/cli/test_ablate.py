@@ -367,6 +367,7 @@ def identities(out):
     return {name: arm["identity"] for name, arm in json.loads(Path(out, PLAN).read_text())["sides"].items()}
 
 
+@pytest.mark.slow
 def test_what_changes_the_identity_of_a_baseline(folder, monkeypatch):
     def of(out, mlp="relu", before=lambda: None, **experiment):
         before()
@@ -410,6 +411,7 @@ def test_initial_weights_of_the_same_name_with_other_values_change_an_identity(f
     assert found[0] != found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_code_of_a_variant_is_none_of_a_baseline_with_code_of_its_own(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     (folder / "own_mlp.py").write_text(OWN_MLP)

@@ -131,6 +131,7 @@ def test_with_tune_the_larger_sizes_wait_for_the_smallest(folder, planned, monke
     assert Plan.read(Path("runs/lad/sizes/50k")).experiment.tune is None
 
 
+@pytest.mark.slow
 def test_a_dry_run_leaves_nothing(folder, capsys):
     assert main(["ablate", "run", "lad.yaml", "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -185,6 +186,7 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(folder, planned, capsys, cha
     assert not Path("runs/lad").exists()
 
 
+@pytest.mark.slow
 def test_a_size_is_not_added_to_what_is_no_ladder(folder, planned, capsys):
     assert planned() == 0
     capsys.readouterr()
@@ -215,6 +217,7 @@ def test_a_folder_prints_the_classes_that_it_imports(folder, planned, monkeypatc
     assert Path("runs/lad/sizes/50k", PLAN).exists()
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_planned_size_has_no_report(folder, planned, capsys):
     assert planned() == 0
     capsys.readouterr()

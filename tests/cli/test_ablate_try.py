@@ -134,6 +134,7 @@ def test_no_output_and_no_file_of_the_stream_shows_the_loss_of_a_seed(folder, tr
         assert not any(loss in line for loss in losses)
 
 
+@pytest.mark.slow
 def test_the_same_idea_is_refused_unless_it_is_wanted_again(folder, trainer, capsys):
     assert attempt("--vary", GELU) == 3
     first = capsys.readouterr().out
@@ -313,6 +314,7 @@ def diverge(trainer, arm, seeds):
     trainer.write = instead
 
 
+@pytest.mark.slow
 def test_a_baseline_that_diverges_costs_its_pairs_alone(folder, trainer, capsys):
     diverge(trainer, BASELINE, {1})
     assert attempt("--vary", RELU, "--json") == 0
@@ -326,6 +328,7 @@ def test_a_baseline_that_diverges_costs_its_pairs_alone(folder, trainer, capsys)
     assert main(["ablate", "status", "s"]) == 0
 
 
+@pytest.mark.slow
 def test_runs_that_are_no_pairs_can_be_given_up(folder, trainer, capsys):
     trainer.most = 3
     assert attempt("--vary", GELU) == 130
@@ -339,6 +342,7 @@ def test_runs_that_are_no_pairs_can_be_given_up(folder, trainer, capsys):
     assert attempt("--vary", RELU) == 0
 
 
+@pytest.mark.slow
 def test_an_idea_whose_plan_cannot_be_read_is_set_aside(folder, trainer, capsys):
     trainer.most = 3
     assert attempt("--vary", GELU) == 130
@@ -360,6 +364,7 @@ def test_what_is_continued_is_checked_too(folder, trainer, capsys):
     assert "s began with another text" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_an_adopted_precision_and_adopted_code_belong_to_the_baseline(folder, trainer, capsys, monkeypatch):
     Path("try_mlp.py").write_text(OWN_MLP)
     monkeypatch.syspath_prepend(str(folder))
@@ -389,6 +394,7 @@ def test_an_adopted_precision_does_not_end_the_stream(folder, trainer):
     assert attempt("--vary", GELU, *words) == 3
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_changes_no_status(folder, trainer, capsys):
     assert attempt("--vary", GELU) == 3
     Path("s/report.html").unlink()

@@ -123,7 +123,12 @@ WORDS = {
     "dashboard": "runs --port 70000{EVIL}",
     "ablate": "status nowhere{EVIL}",
 }
-SHOWS = {"predict": r'"text": "\u001b[38;5;201m', "estimate": "parameters", "check": "context"}
+SHOWS = {
+    "predict": r'"text": "\u001b[38;5;201m',
+    "estimate": "parameters",
+    "check": "context",
+    "plan": r"\033[38;5;201m",
+}
 
 
 def test_the_folder_of_a_run_is_in_the_root_whatever_the_config_is_called(tmp_path):

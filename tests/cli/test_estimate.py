@@ -150,6 +150,7 @@ def test_the_largest_batch_fits_and_one_more_row_does_not(config, tmp_path):
     assert peaks[0] <= 4_000_000 < peaks[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [0, [2] * 700 + [1] * 800 + [0] * 500])
 def test_the_largest_batch_of_very_many_layers_traces_them_once(config, tmp_path, levels, monkeypatch):
     traced = []
@@ -167,6 +168,7 @@ def test_the_largest_batch_of_very_many_layers_traces_them_once(config, tmp_path
     assert sum(traced) < 4000
 
 
+@pytest.mark.slow
 def test_layers_whose_levels_rise_are_traced_up_to_a_number(config, tmp_path, capsys):
     for layers in (200, 202):
         levels = ([0, 1] * 101)[:layers]

@@ -58,7 +58,8 @@ def test_a_corpus_on_the_command_line_is_what_a_missing_store_is_made_of(tiny, c
     assert "Preparing" not in capsys.readouterr().out
 
 
-def test_a_store_is_prepared_in_sight_and_an_evaluation_prints_results_alone(finished, tiny, capsys):
+def test_a_store_is_prepared_in_sight_and_an_evaluation_prints_results_alone(tiny, capsys):
+    tiny("fit")
     assert capsys.readouterr().out.count("Preparing stores/text-char-") == 1
     shutil.rmtree("stores")
     tiny("validate", ckpt_path="last")

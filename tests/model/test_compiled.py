@@ -114,6 +114,7 @@ def test_blocks_of_one_kind_share_their_code_whatever_their_number():
     assert counter.frame_count == 2
 
 
+@pytest.mark.slow
 def test_blocks_of_several_kinds_stay_compiled(monkeypatch):
     """Three kinds, each in training, evaluating a full batch, the last one, and a short rest."""
     counter = CompileCounterWithBackend("aot_eager")

@@ -276,6 +276,7 @@ def test_every_built_in_part_is_compiled():
     assert found >= {(kind, name) for kind, names in BUILT_IN.items() for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", TOGETHER, ids=" + ".join)
 def test_compiled_blocks_give_the_same_gradients(names):
     torch.compiler.reset()

@@ -57,6 +57,7 @@ def error(params, expected):
     return differences.square().mean().sqrt().item(), differences.abs().max().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_after_1000_steps_is_that_of_torch(fused, dtype, small_chunks):

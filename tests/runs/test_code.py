@@ -21,11 +21,18 @@ def test_the_snapshot_has_the_package_and_the_modules_of_the_users_classes(tmp_p
     (tmp_path / "stores" / "x.py").write_text("")
     (tmp_path / "auto.py").write_text("")
     (tmp_path / "needed.py").write_text("x = 1\n")  # by a class of the user
-    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "site-packages").mkdir()  # of another interpreter, whose packages are on the path
+    (tmp_path / "site-packages" / "installed.py").write_text("x = 1\n")
+    for folder in (tmp_path / "site-packages", tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "needed", SimpleNamespace(__file__=str(tmp_path / "needed.py")))
     configs = {"a": {"model": {"mlp": "my_part.MLP", "optimizer": {"class_path": "my_parts.deep.SGD"}}, "b": ["x.y"]}}
-    code = code_of(configs | {"c": {"optimizer": "torch.optim.SGD", "loader": "json.loads", "path": "../a.b"}} | OTHERS)
+    code = code_of(
+        configs
+        | {"c": {"optimizer": "torch.optim.SGD", "loader": "json.loads", "b": "installed.B", "path": "../a.b"}}
+        | OTHERS
+    )
     own = {name for name in code if not name.startswith("lightning_llm/")}
     assert own == {"my_part.py", "my_parts/__init__.py", "my_parts/deep.py", "plain/part.py", "needed.py"}
     assert "needed.py" not in code_of({})

@@ -32,6 +32,7 @@ def test_evidence_ignores_the_unit_and_knows_nothing_of_one_pair():
     assert e_value_of(BETTER) > 20 > 1 > e_value_of([-value for value in BETTER])
 
 
+@pytest.mark.slow
 def test_the_e_value_of_a_useless_idea_is_one_on_average():
     paths = np.random.default_rng(0).standard_normal((20_000, 5))
     values = [e_value_of(path) for path in paths]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import torch
 from lightning.pytorch import LightningModule
@@ -26,6 +28,7 @@ Trainer(max_steps=6, **options).fit(Plain(), batches, ckpt_path="x.ckpt")
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_python_prints_no_notes_of_lightning_and_its_end_is_known(tmp_path):
     """A process of its own: pytest catches warnings, and other tests have set the loggers."""
     run = subprocess.run(

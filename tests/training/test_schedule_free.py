@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from lightning_llm import LanguageModel
@@ -49,6 +50,7 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
 FREE = {"model.optimizer": f"{__name__}.ScheduleFreeSGD", **CONSTANT}
 
 
+@pytest.mark.slow
 def test_a_schedule_free_optimizer_is_evaluated_and_saved_at_its_average(tiny, monkeypatch):
     modes, add = [], Evaluation.add
 
