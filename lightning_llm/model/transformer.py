@@ -93,6 +93,9 @@ class Transformer(Compilable):
         # training and for evaluating a full batch, the last one, and a short rest
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 4 * len(self.layers))
+        # the blocks are called inside DDP's forward pass: the compiler would take each for the whole model, and cut it
+        # where the buckets of gradients end
+        config.optimize_ddp = False
         for layer in self.layers:
             layer.compile(mode=mode)
 

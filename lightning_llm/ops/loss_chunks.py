@@ -81,7 +81,8 @@ def loss_and_gradients(
     logits = hidden.new_empty(min(rows, tokens), sizes.logits_stride(vocab, hidden.device.type), dtype=dtype)
     columns = list(sizes.slices(vocab, sizes.vocab_block(hidden.device.type)))
     d_hidden = hidden.new_empty(hidden.shape, dtype=dtypes[0]) if needed[0] else None
-    d_weight = hidden.new_zeros(weight.shape, dtype=wide) if needed[1] else None
+    # the first chunk writes it; without tokens there is none
+    d_weight = (hidden.new_empty if tokens else hidden.new_zeros)(weight.shape, dtype=wide) if needed[1] else None
     d_bias = hidden.new_zeros(vocab, dtype=wide) if needed[2] else None
     scales = _scales(flat_targets, token_weights, d_losses, options)
     index = flat_targets.where(scales.counted, 0).long()
@@ -99,7 +100,7 @@ def loss_and_gradients(
             matmul_into(d_hidden.view(flat_hidden.shape)[chunk], z, weight, accumulate=False)
         if d_weight is not None:
             for block in columns:
-                matmul_into(d_weight[block], z[:, block].t(), h, accumulate=True)
+                matmul_into(d_weight[block], z[:, block].t(), h, accumulate=chunk.start > 0)
         del h, chunk_scale  # before those of the next chunk are made
     gradients = [d_hidden, d_weight, d_bias]
     if scales.divide_late:

@@ -21,7 +21,8 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         sin: As ``cos``.
 
     Returns:
-        As ``x``, contiguous.
+        As ``x``: on CUDA with its strides, since the attention there reads (batch, seq, heads, size) as it is and
+        writes its output alike; elsewhere contiguous, which its matmuls would copy to.
     """
     if torch.compiler.is_compiling():  # written out, it is merged with the operators around it
         half = cos.shape[-1]
@@ -37,7 +38,7 @@ class _Rotation(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.sign = sign
         half = cos.shape[-1]
-        out = x.new_empty(x.shape)
+        out = torch.empty_like(x) if x.is_cuda else x.new_empty(x.shape)
         first, second = out[..., :half], out[..., half : 2 * half]
         left, right = x[..., :half], x[..., half : 2 * half]
         torch.mul(left, cos, out=first).addcmul_(right, sin, value=-sign)

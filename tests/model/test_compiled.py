@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm import LanguageModel, ModelConfig, Transformer
 from lightning_llm.generation import generate
@@ -129,6 +130,23 @@ def test_blocks_of_several_kinds_stay_compiled(monkeypatch):
             for rows, length in ((4, 32), (3, 32), (1, 9)):
                 model.loss({name: ids[:rows, :length] for name, ids in a_batch().items()})
     assert counter.frame_count > 8
+
+
+def test_ddp_does_not_cut_compiled_blocks(monkeypatch, tmp_path):
+    """The gradients of a block fill more than a bucket of DDP, where the compiler would cut a whole model."""
+    counter, compile_ = CompileCounterWithBackend("aot_eager"), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_(function, backend=counter, dynamic=False))
+    model = LanguageModel(
+        ModelConfig(**{**SIZES, "hidden_size": 192, "intermediate_size": 1024}), compile_mode="default"
+    )
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with torch._dynamo.config.patch(optimize_ddp=True):  # its default, which is there again afterwards
+            model.configure_model()
+            DistributedDataParallel(model.transformer)(a_batch()["input_ids"]).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert counter.frame_count == 1
 
 
 def trained(model, device, dtype=torch.bfloat16):

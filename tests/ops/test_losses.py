@@ -426,3 +426,19 @@ def test_bad_input_of_the_plain_form():
         cross_entropy(torch.randn(5, 7), torch.zeros(4, dtype=torch.long))
     with pytest.raises(ValueError, match="targets must be below the vocabulary 7, got 9"):
         cross_entropy(torch.randn(5, 7), torch.full((5,), 9))
+
+
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_the_sum_of_the_heads_gradient_begins_with_the_first_chunk(tokens):
+    """New memory is filled with NaN; without tokens the gradient is 0."""
+    inputs, targets = make_inputs((7, 5, 11))
+    hidden, weight = inputs[0][:tokens].detach().requires_grad_(), inputs[1]
+    torch.use_deterministic_algorithms(True)
+    try:
+        gradients = torch.autograd.grad(
+            linear_cross_entropy(hidden, weight, targets[:tokens], num_chunks=max(1, tokens // 2)), (hidden, weight)
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert bool(gradients[1].any()) is bool(tokens)

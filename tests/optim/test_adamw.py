@@ -1,5 +1,6 @@
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -325,3 +326,11 @@ def test_no_step_waits_for_the_device(fused):
         optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_dtensor_in_place_is_not_redistributed():
+    moved = []
+    tensor = SimpleNamespace(placements=("S0",), redistribute=lambda placements: moved.append(placements) or "moved")
+    assert adamw.placed_like(SimpleNamespace(placements=("S0",)), tensor) is tensor
+    assert adamw.placed_like(SimpleNamespace(placements=("R",)), tensor) == "moved"
+    assert moved == [("R",)]
