@@ -31,3 +31,11 @@ def test_a_step_makes_its_result_and_its_gradient_and_nothing_else():
     with MemoryMeter(exclude=[x, *cos_sin, d_out]) as meter:
         rotate_halves(x, *cos_sin).backward(d_out)
     assert meter.peak_bytes == 2 * x.nbytes
+
+
+def test_on_cuda_the_layout_of_the_heads_stays(fake_cuda):
+    with fake_cuda():
+        x = torch.empty(2, 5, 4, 6, device="cuda").transpose(1, 2)  # (batch, heads, seq, size), as attention has it
+        cos = torch.empty(5, 3, device="cuda")
+        assert rotate_halves(x, cos, cos).stride() == x.stride()
+        assert rotate_halves(x.cpu(), cos.cpu(), cos.cpu()).is_contiguous()
