@@ -174,7 +174,7 @@ print(high_water_bytes() - start)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("mlp", ["swiglu", "memory_optimized_swiglu"])
+@pytest.mark.parametrize("mlp", ["memory_optimized_swiglu"])
 def test_against_the_resident_high_water_of_a_process(mlp):
     """312 and 378 MiB of a step with freed memory returned: measured 0.4 % less than predicted, held to 2 %."""
     fields = {

@@ -225,16 +225,3 @@ def test_compiled_blocks(judge):
     assert not [one for of_all in found.values() for one in of_all if one.differs]
     assert "layers.1" in {one.module for one in found["32-true"] if one.phase == "forward"}
     assert "layers.1.mlp" in {one.module for one in found["32-true"]}  # by its parameters
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:.*Function.. should not be instantiated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_a_model_compiled_as_one(judge):
-    setting = dataclasses.replace(BASE, compile_mode="default", compile_scope="model")
-    found = judge.findings(setting)
-    assert not [one for of_all in found.values() for one in of_all if one.differs]
-    assert "layers.1.mlp" in {one.module for one in found["64-true"]}  # by its parameters
-    wrong = dataclasses.replace(setting, config=with_config(mlp=f"{HERE}.WrongInside").config)
-    assert different(judge, wrong)[EXACT] == ("layers.1.mlp", "backward")
