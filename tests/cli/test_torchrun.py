@@ -198,8 +198,7 @@ def losses(root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mlp", ["swiglu", "memory_optimized_swiglu"])
-@pytest.mark.parametrize("chunks", [0, 3])
+@pytest.mark.parametrize(("mlp", "chunks"), [("swiglu", 0), ("memory_optimized_swiglu", 3)])
 def test_two_processes_have_the_curve_of_one(job_words, quick_processes, mlp, chunks):
     changes = {"model.architecture.mlp": mlp, "model.loss_chunks": chunks, "data.micro_batch_size": 2}
     for devices in (1, 2):
