@@ -134,7 +134,7 @@ def _misfit(kind: str, name: str, make: Callable[..., Any], error: Exception) ->
         if frame.f_globals.get("__name__") == make.__module__:
             place = f" ({frame.f_code.co_filename}, line {line})"
     called = f"{make.__name__}{CONSTRUCTORS[kind]}, where {PASSED[kind]} and arguments are those of init_args"
-    advice = f"it takes {_signature(make)}: give a class whose constructor makes it from these"
+    advice = f"it takes {_signature(make)}: write a class that is called so and makes this one"
     return f"{kind} {name!r} is called as {called}, and its constructor failed: {_shortened(reason)}{place}; {advice}"
 
 

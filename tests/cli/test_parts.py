@@ -109,7 +109,10 @@ def test_an_argument_by_name_changes_the_part_of_a_config(tiny, of_parts):
         for kind in BUILT_IN
     ]
     + [
-        (["attention=full", "attention.window=8"], "attention 'full' has no argument 'window': it takes softcap"),
+        (
+            ["attention=full", "attention.window=8"],
+            "attention 'full' has no argument 'window': it takes softcap (docs/parts.md)",
+        ),
         (["attention=sliding_window", "attention.window="], "attention.window must be a whole number from 1, got None"),
         (["mlp.init_args=8"], "model.architecture.mlp.init_args must have options by name, got '8'"),
         (["mlp=7", "mlp.a=1"], "mlp must be a name, an import path, or class_path and init_args, got 7"),
@@ -160,7 +163,7 @@ class Asserts(nn.Module):
     [
         ("mlp", "Attributes", "AttributeError: 'ModelConfig' object has no attribute 'hidden_act'"),
         ("mlp", "Width", "TypeError: unsupported operand type(s) for *: 'ModelConfig' and 'int'"),
-        ("attention", "Width", "it takes (dim, mult=4): give a class whose constructor makes it from these"),
+        ("attention", "Width", "it takes (dim, mult=4): write a class that is called so and makes this one"),
         ("loss", "Attributes", "Attributes(config, **arguments), where config is the ModelConfig"),
         ("norm", "Asserts", "Asserts(size, *, eps, **arguments), where size and eps are numbers"),
         ("norm", "Asserts", "its constructor failed: AssertionError: 7 heads"),
