@@ -90,7 +90,7 @@ def _try(
         return False
     if run in results_of(plan, results):
         return True
-    if not plan.run_dir(run).exists():
+    if status == 0 and not plan.run_dir(run).exists():  # one that was killed may not have made it yet
         raise ValueError(f"{run}: its folder is gone: the same command again trains it from the start")
     kills[run] = kills.get(run, 0) + 1
     if status < 0 or status in ENDED_BY_SIGNAL:

@@ -11,7 +11,7 @@ TYPES = {
 }
 OUTSIDE = "{} is not imported: it is outside lightning_llm, and no option or config names it by this path"
 _REWORDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    (r"\b([Gg]ot|value:|string:|format:) None\b", r"\1 null"),
+    (r"\b(got|Got|value:|string:|format:) None\b", r"\1 null"),
     (r'Parser key "([^"]*)"', r"\1"),
     (
         r"Importing '(.*?)' is not allowed, .*? in set_parsing_settings to allow it\.",

@@ -109,6 +109,21 @@ def test_a_run_whose_folder_was_deleted_is_not_blamed_on_the_last_line_of_its_lo
     assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
 
 
+def test_a_run_that_is_killed_before_it_makes_its_folder_is_begun_again(experiment, monkeypatch):
+    plan = experiment({"a": {"effect": -0.5}})
+    fit, killed = worker._fit, []
+
+    def killed_once(plan, run, *arguments):
+        if not killed:
+            killed.append(run)
+            return -9
+        return fit(plan, run, *arguments)
+
+    monkeypatch.setattr(worker, "_fit", killed_once)
+    work(plan.out)
+    assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
+
+
 def test_an_experiment_that_is_deleted_ends_its_workers_and_stays_away(experiment, monkeypatch):
     plan = experiment({"a": {"effect": -0.5}})
 
