@@ -472,12 +472,10 @@ def test_a_shipped_experiment_can_be_planned(folder, monkeypatch, path):
     assert all(side["steps"] > 0 for side in plan["sides"].values())
 
 
-def start(folder, *words, processes=None):
-    """The command in a process of its own, or in one that ``processes`` forks, as those that it starts."""
+def start(folder, *words):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    environment |= {} if processes is None else processes.environment
-    command = [sys.executable if processes is None else processes.python, "-m", "lightning_llm", "ablate", *words]
+    command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
     out = (folder / "out.txt").open("a")
     with out:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
@@ -536,12 +534,11 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
 
 
 @pytest.mark.slow
-def test_a_second_experiment_trains_its_variant_alone(folder, quick_processes):
+def test_a_second_experiment_trains_its_variant_alone(folder):
     def carry_out(out, mlp, *words):
         experiment = {"baseline": "base.yaml", "variants": {mlp: {MLP: mlp}}, "looks": [2], "out": out}
         (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
-        done = start(folder, "run", "exp.yaml", *words, processes=quick_processes)
-        assert done.wait() == 0, (folder / "out.txt").read_text()
+        assert start(folder, "run", "exp.yaml", *words).wait() == 0, (folder / "out.txt").read_text()
         return load_experiment(folder / out)
 
     def own(loaded):
@@ -562,7 +559,7 @@ def test_a_second_experiment_trains_its_variant_alone(folder, quick_processes):
     assert theirs["losses"].pop("baseline-again,seed=0") == ours["losses"]["baseline,seed=0"]
     assert ours == theirs
     words = ["extend", "runs/second", "--pairs", "1", "--variants", "gelu"]
-    assert start(folder, *words, processes=quick_processes).wait() == 0
+    assert start(folder, *words).wait() == 0
     assert own(load_experiment(folder / "runs/second")) == gelu | {RunKey("gelu", 2), RunKey("baseline", 2)}
     before = numbers(folder / "runs/second")
     clean = ["runs", "clean", "runs/first", "runs/second", "--yes"]

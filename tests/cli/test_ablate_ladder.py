@@ -229,12 +229,12 @@ def test_a_folder_without_a_planned_size_has_no_report(folder, planned, capsys):
 
 
 @pytest.mark.slow
-def test_a_ladder_from_its_file_to_its_promise(folder, quick_processes):
+def test_a_ladder_from_its_file_to_its_promise(folder):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
 
     def ablate(*words):
-        command = [quick_processes.python, "-m", "lightning_llm", "ablate", *words]
-        place = {**environment, **quick_processes.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
+        place = {**environment, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(command, cwd=folder, env=place, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

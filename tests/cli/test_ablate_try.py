@@ -1,10 +1,10 @@
 """``lightning-llm ablate try``: ideas one after another, with a stand-in for workers, and real runs (slow)."""
 
 import json
-import os
 import random
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -263,11 +263,10 @@ def test_the_text_of_a_stream_stays_too(folder, trainer, capsys):
 
 
 @pytest.mark.slow
-def test_two_calls_at_once_wait_for_each_other(folder, quick_processes):
-    python, environment = quick_processes.python, {**os.environ, **quick_processes.environment}
-    command = [python, "-m", "lightning_llm", "ablate", "try", "s", "--baseline", "base.yaml", "--most", "4"]
+def test_two_calls_at_once_wait_for_each_other(folder):
+    command = [sys.executable, "-m", "lightning_llm", "ablate", "try", "s", "--baseline", "base.yaml", "--most", "4"]
     processes = [
-        subprocess.Popen([*command, "--vary", idea], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen([*command, "--vary", idea], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for idea in (RELU, GELU)
     ]
     for process in processes:
