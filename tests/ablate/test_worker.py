@@ -124,6 +124,13 @@ def test_a_run_that_is_killed_before_it_makes_its_folder_is_begun_again(experime
     assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
 
 
+def test_a_run_that_is_killed_again_and_again_is_named(experiment, monkeypatch):
+    plan = experiment({"a": {"effect": -0.5}})
+    monkeypatch.setattr(worker, "_fit", lambda *arguments: -9)
+    with pytest.raises(ValueError, match=rf"^baseline,seed=0 was ended by signal 9 {worker.MOST_KILLS} times: see "):
+        work(plan.out)
+
+
 def test_an_experiment_that_is_deleted_ends_its_workers_and_stays_away(experiment, monkeypatch):
     plan = experiment({"a": {"effect": -0.5}})
 
