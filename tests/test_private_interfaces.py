@@ -27,7 +27,6 @@ OF_TUPLES = {"_replace", "_asdict", "_fields"}  # documented, of NamedTuple
 
 HOOKS = "a dict of hooks; empty: the module's weight may be read without calling the module"
 FOREACH = "the multi-tensor operation, one call for all parameters"
-LAUNCHER = "lightning.pytorch.strategies.launchers:_MultiProcessingLauncher"
 NAMED = "the name that torch writes into files of tensors"
 STRATEGY = "the constructor's argument of this name"
 INTERFACES = {  # by owner: names, and what the code relies on
