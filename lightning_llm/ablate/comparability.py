@@ -17,6 +17,7 @@ TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per
 PAIRED = ("max_steps", "max_epochs", "max_time", "limit_train_batches", "limit_val_batches", "overfit_batches")
 OTHER_LENGTH = "match says how many steps a variant has: leave it out"
 OTHER_VALUES = "a pair starts from the same values: give it to the baseline, or leave it out"
+OTHER_CAPTURE = "times of a captured and of another step are not compared: give it to the baseline, or leave it out"
 OTHER_BATCHES = "a pair needs the same batches and validation text: leave it out"
 KEEPING = ("optimizer", "schedule")  # of the model: another class keeps the arguments that it also has
 OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
@@ -71,6 +72,8 @@ def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str,
     for name in PAIRED:
         if base.options["trainer"].get(name) != arm.options["trainer"].get(name):
             yield f"trainer.{name}", OTHER_LENGTH if name == "max_steps" else OTHER_BATCHES
+    if bool(base.options["trainer"].get("capture")) != bool(arm.options["trainer"].get("capture")):
+        yield "trainer.capture", OTHER_CAPTURE
 
 
 def kept_lines(base: Arm, arm: Arm) -> list[str]:

@@ -33,10 +33,10 @@ from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VAL
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.training.metrics import BITS, LOSSES, MEMORY, PEAK, VAL_LOSS
 
-PEAK_MEMORY = "peak_memory_gib"
+SECONDS, PEAK_MEMORY = "seconds", "peak_memory_gib"
 METRICS = {  # key in summary.json: what it is, its unit, digits
     **{name: (*title_and_unit, 4) for name, title_and_unit in LOSSES.items()},
-    "seconds": ("time", "s", 1),
+    SECONDS: ("time", "s", 1),
     PEAK_MEMORY: ("peak memory", "GiB", 3),
 }
 
@@ -44,6 +44,7 @@ OTHER_WINDOWS = (
     "the runs validated different windows of the text: train all with the same trainer.limit_val_batches, "
     "data.context_length and data.global_batch_size"
 )
+CAPTURED_ALONE = "times of runs with and without trainer.capture are not compared"
 DECIDES_NOTHING = "secondary: decides nothing"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 Results = Mapping[str, float]
@@ -346,7 +347,12 @@ def effects(
         bases: dict[str, list[float]] = {}
         for number, group in enumerate(others):
             is_wanted = not is_loss or ((units[number] == BITS) == (metric == BITS) and not reasons[number])
-            if is_wanted and metric in baseline.measures and metric in group.measures:
+            if not (is_wanted and metric in baseline.measures and metric in group.measures):
+                continue
+            if metric == SECONDS and len(_captured(baseline, summaries) | _captured(group, summaries)) > 1:
+                effect = Effect(metric, baseline.measures[metric].mean, _no_verdict(CAPTURED_ALONE))
+                of_groups[number].append(effect)
+            else:
                 seeds = partners[number][0] if is_loss else []
                 bases[str(number)] = values = baseline.values(metric, seeds)
                 samples[str(number)] = Sample(values, group.values(metric, seeds), is_paired=bool(seeds))
@@ -370,6 +376,12 @@ def validated_otherwise(baseline: Group, group: Group, summaries: Summaries) -> 
     else:
         is_same = all(is_whole(run.options.get(LIMIT)) for run in runs)
     return "" if is_same else OTHER_WINDOWS
+
+
+def _captured(group: Group, summaries: Summaries) -> set[bool]:
+    """Whether its runs captured the training step; earlier versions could not."""
+    runs = [run for of_seed in group.by_seed.values() for run, _ in of_seed]
+    return {bool(summaries.get(run.path, {}).get("capture")) for run in runs}
 
 
 def _no_verdict(why: str) -> Verdict:

@@ -26,6 +26,7 @@ from lightning_llm.measure.gauges import resident_bytes
 from lightning_llm.measure.meter import memory_of, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.training.capture import CapturedLoss
 from lightning_llm.training.measured_parts import measure_parts
 
 # Of two equal arms on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
@@ -45,6 +46,7 @@ class TrainingSteps:
         self._precision = arm.trainer.precision_plugin
         self._clip = arm.trainer.gradient_clip_val, arm.trainer.gradient_clip_algorithm
         self.model = self._precision.convert_module(model).to(self.device).train()
+        self._loss_of = CapturedLoss(self.model) if getattr(arm.trainer, "capture", False) else self.model.loss
         data.setup("fit")
         self._micro_batches = data.accumulation
         self._batches = itertools.chain.from_iterable(data.train_dataloader() for _ in itertools.count())
@@ -55,7 +57,7 @@ class TrainingSteps:
         for _ in range(self._micro_batches):
             batch = {name: tensor.to(self.device) for name, tensor in next(self._batches).items()}
             with self._precision.forward_context():
-                loss = self.model.loss(batch)
+                loss = self._loss_of(batch)
             torch.autograd.backward(loss / self._micro_batches)
         self.model.configure_gradient_clipping(self.optimizer, *self._clip)
         self.optimizer.step()

@@ -46,6 +46,7 @@ class RunConfig:
         device: From the table of devices; ``None`` for a CPU.
         precision_reason: Why the step's precision, if the config leaves it to the machine; else empty.
         tf32: Matmuls of float32 run in TF32.
+        capture: Forward and backward are CUDA graphs.
         step: All of a step but its rows.
         global_batch_size: Rows of a step of all processes.
         micro_batch_size: Rows of a forward pass; ``None``: all rows of a process.
@@ -61,6 +62,7 @@ class RunConfig:
     device: Device | None
     precision_reason: str
     tf32: bool
+    capture: bool = False
     step: StepSettings
     global_batch_size: int
     micro_batch_size: int | None
@@ -72,11 +74,13 @@ class RunConfig:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about the figures of parts that no formula describes."""
+        """What to know about figures that no formula describes."""
         names = parts_to_measure(self.config)
         notes = [f"{kind} {name} was measured with a few tokens and extended" for kind, name in names.items()]
         if self.config.is_gated and "mixture_of_experts" in names.values():
             notes.append("the experts are assumed to get equally many tokens")
+        if self.capture:
+            notes.append("capture: pool not counted")
         return notes
 
     def step_of(self, rows: int | None) -> StepSettings:

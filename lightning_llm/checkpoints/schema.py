@@ -142,7 +142,13 @@ SCHEDULER = {
 DATA = dict.fromkeys(("accumulation", "global_batch_size", "context_length"), AT_LEAST_1)
 PRECISION_NAMES = "16-mixed 16-true bf16-mixed bf16-true 32-true 64-true transformer-engine transformer-engine-float16"
 # a run with precision auto takes it over
-OF_EXECUTION = {"precision": one_of(*PRECISION_NAMES.split()), "threads": AT_LEAST_1, "device": TEXT, "tf32": BOOL}
+OF_EXECUTION = {
+    "precision": one_of(*PRECISION_NAMES.split()),
+    "threads": AT_LEAST_1,
+    "device": TEXT,
+    "tf32": BOOL,
+    "capture": BOOL,
+}
 OF_EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
 OWN = open_record(
     {"format_version": AT_LEAST_1, "tokenizer": maybe(TEXT)},

@@ -109,7 +109,8 @@ def read_summary(run: Path, measured: Iterable[str]) -> dict[str, Any]:
     """
     fields = {**dict.fromkeys(measured, maybe(NUMBER)), "threads": maybe(whole()), "changed_on_resume": list_of(TEXT)}
     fields |= dict.fromkeys(("precision", "device", "torch", "numpy", "package"), maybe(TEXT))
-    fields |= {"tf32": maybe(BOOL), "initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
+    fields |= dict.fromkeys(("tf32", "capture"), maybe(BOOL))
+    fields |= {"initial_values": maybe(_TEXTS), "batches_at": maybe(_BY_STEP)}
     fields |= {"initial_rules": maybe(_TEXTS), "initial_scales": maybe(_SCALES)}
     fields |= dict.fromkeys(("batches", "validation_batches"), maybe(TEXT))
     with prefixed(f"{run / SUMMARY} is damaged", ValueError):

@@ -56,9 +56,11 @@ def choose_precision(accelerator: Any) -> tuple[Precision, str]:
 
 
 def environment_of(trainer: Any) -> dict[str, Any]:
-    """Precision, threads, device, TF32 on CUDA, versions of torch and NumPy, hash of this package; plain values."""
+    """Precision, threads, device, on CUDA also TF32 and capture, versions, hash of this package; plain values."""
     device = trainer.strategy.root_device
-    of_gpu = {"tf32": uses_tf32(trainer)} if device.type == "cuda" else {}
+    of_gpu = (
+        {"tf32": uses_tf32(trainer), "capture": getattr(trainer, "capture", False)} if device.type == "cuda" else {}
+    )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     versions = {"torch": str(torch.__version__), "numpy": np.__version__, "package": _own_code()}
     settings = {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name}

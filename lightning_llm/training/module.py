@@ -27,6 +27,7 @@ from lightning_llm.optim.groups import GroupRule, ParamGroup, apply_group_factor
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget
 from lightning_llm.training.callbacks.run_record import missing_callbacks
+from lightning_llm.training.capture import CapturedLoss
 from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.environment import environment_of, print_changes, seed_dropout, switch_tf32
 from lightning_llm.training.evaluation import Evaluation
@@ -77,6 +78,8 @@ class LanguageModel(LightningModule):
         plan: What was chosen for ``memory_budget``.
         grad_norm: Norm of the last step's gradients before clipping, scalar, on the device.
         auxiliary_loss: What MLPs added to the loss of the last micro-batch, scalar, on the device.
+        loss_count: What the loss of the last micro-batch is the mean over: the number of its targets, or the sum of
+            their weights, on the device; ``None`` for a loss of the user's own.
     """
 
     def __init__(
@@ -113,7 +116,8 @@ class LanguageModel(LightningModule):
         self.step_loss = StepLoss()
         self.grad_norm: Tensor | None = None
         self.auxiliary_loss: Tensor | None = None
-        self._count: Tensor | None = None  # of the last batch that `loss` has seen
+        self.loss_count: Tensor | None = None
+        self._captured: CapturedLoss | None = None  # while training
         self._save_plain_hyperparameters()
 
     # ---- building
@@ -179,7 +183,7 @@ class LanguageModel(LightningModule):
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside;
                 ``weights``, likewise, of the targets.
         """
-        loss, self._count = self._mean(self.transformer.objective, batch, weighted=True)
+        loss, self.loss_count = self._mean(self.transformer.objective, batch, weighted=True)
         added = self.transformer.auxiliary_loss() if self.training else None
         if added is None:
             return loss
@@ -210,8 +214,9 @@ class LanguageModel(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one micro-batch, multiplied by its share of the step: see :class:`StepLoss`."""
         seed_dropout(self.trainer, self.seed)
-        self._count = None
-        return self.step_loss.weighted(self.loss(batch), batch, self._count, self.trainer)
+        self.loss_count = None
+        loss = self.loss(batch) if self._captured is None else self._captured(batch)
+        return self.step_loss.weighted(loss, batch, self.loss_count, self.trainer)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
@@ -281,6 +286,7 @@ class LanguageModel(LightningModule):
         """Put the weights to train into the parameters; start a schedule that waited for the user's own loader."""
         switch_weights(self.trainer.optimizers, "train")
         make_deferred_schedulers(self.schedule, self.trainer)
+        self._captured = CapturedLoss(self) if getattr(self.trainer, "capture", False) else None
 
     def on_validation_start(self) -> None:
         """Put the weights to evaluate into the parameters."""
@@ -291,7 +297,10 @@ class LanguageModel(LightningModule):
         if self.trainer.state.fn == "fit":
             switch_weights(self.trainer.optimizers, "train")
 
-    on_train_end = on_validation_start
+    def on_train_end(self) -> None:
+        """Put the weights to evaluate into the parameters; free what was captured."""
+        self.on_validation_start()
+        self._captured = None
 
     # ---- checkpoints
 

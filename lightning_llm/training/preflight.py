@@ -29,6 +29,7 @@ from lightning_llm.model.initial_scales import one_of_each_kind, rules_in_words,
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.statistics.scales import differing_scales
 from lightning_llm.training.budget import optimizer_state_bytes
+from lightning_llm.training.capture import capture_problems
 from lightning_llm.training.environment import DTYPE_OF_PRECISION
 from lightning_llm.training.initial_weights import read_initial_weights
 from lightning_llm.training.run_length import total_steps
@@ -145,6 +146,11 @@ def _compile_problems(model: Any, trainer: Any) -> Iterator[str]:
         yield "model.compile_scope model compiles nothing while model.compile_mode is null: set it, such as to default"
     elif model.compile_scope == "model" and isinstance(trainer.strategy, ModelParallelStrategy):
         yield "model.compile_scope model is not for FSDP2, which gathers the weights block by block: use blocks"
+    if model.compile_mode not in (None, "default"):
+        try:
+            torch.compile(check_batch, mode=model.compile_mode)  # compiles nothing until it is called
+        except RuntimeError:
+            yield f"model.compile_mode {model.compile_mode} is not a mode of torch {torch.__version__}: use default"
 
 
 def _accumulation_problems(callbacks: Sequence[Any]) -> Iterator[str]:
@@ -201,6 +207,7 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
     yield from _initial_weights(model, data)
     yield from _initial_values(model)
     yield from _compiler(model, trainer)
+    yield from (Check("capture", "of the training step", problem) for problem in capture_problems(model, trainer))
     if is_token_data:
         yield from _texts(data, trainer, problems)
     yield from _devices(trainer)

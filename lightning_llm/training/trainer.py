@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning_llm.accounting.sizing import Sizing
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import RESUME
+from lightning_llm.io.options import raise_all
 from lightning_llm.runs.directory import CHECKPOINTS, RunDirectory
 from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
 from lightning_llm.training.callbacks.inputs import InputHashes
@@ -27,6 +28,7 @@ from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints, ref
 from lightning_llm.training.callbacks.run_record import RunRecord, callback_of
 from lightning_llm.training.callbacks.signals import StopOnSignal
 from lightning_llm.training.callbacks.throughput import TrainingLog
+from lightning_llm.training.capture import capture_problems
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 from lightning_llm.training.distributed import strategy_for
 from lightning_llm.training.environment import choose_precision
@@ -71,6 +73,8 @@ class Trainer(pl.Trainer):
         num_sanity_val_steps: Validation batches to try before the first step.
         tf32: Whether matmuls of float32 may round their factors to TF32, which has 10 bits of fraction instead of 23
             and is several times as fast; on NVIDIA GPUs since Ampere. Null: torch's setting, by default false.
+        capture: Whether to record forward and backward as CUDA graphs and replay them, which spares the host the launch
+            of each kernel: for small models, on one GPU. Batches of another shape than the one before run as without.
         kwargs: As in Lightning.
     """
 
@@ -91,6 +95,7 @@ class Trainer(pl.Trainer):
         enable_model_summary: bool = False,
         num_sanity_val_steps: int = 0,
         tf32: bool | None = None,
+        capture: bool = False,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"val_check_interval": val_check_interval, "num_sanity_val_steps": num_sanity_val_steps}
@@ -98,7 +103,7 @@ class Trainer(pl.Trainer):
         listed = _listed(callbacks)
         check_options(kwargs, listed)
         self.checks: list[Check] = []
-        self.tf32 = tf32
+        self.tf32, self.capture = tf32, capture
         check_accelerator(accelerator)
         precision, self.precision_reason = _precision_for(precision, accelerator)
         self.run_directory = _run_directory_for(logger, default_root_dir, run_dir)
@@ -151,8 +156,10 @@ class Trainer(pl.Trainer):
         """Train as Lightning's Trainer does, in a run directory that no other process writes to.
 
         Raises:
-            ValueError: Another process trains in it; or a ModelCheckpoint would overwrite the run's own checkpoints.
+            ValueError: Another process trains in it; or a ModelCheckpoint would overwrite the run's own checkpoints; or
+                ``capture`` cannot record the step.
         """
+        raise_all(capture_problems(args[0] if args else kwargs.get("model"), self))
         if callback_of(self, StatusFile) is None and not self.barebones:
             self.callbacks.append(RunRecord())  # type: ignore[attr-defined]
         was_open = self.run_directory.is_open

@@ -40,6 +40,7 @@ def arm(name="variant", *, data=None, trainer=None, architecture=None, text=(100
         ({"data": {"tokenizer": "char"}, "text": (999, 3)}, "changes data.tokenizer: a pair needs the same batches"),
         ({"trainer": {"max_steps": 20}}, "changes trainer.max_steps: match says how many steps"),
         ({"data": {"seed": 2}, "trainer": {"max_steps": 20}}, "changes data.seed: a pair needs the same batches"),
+        ({"trainer": {"capture": True}}, "changes trainer.capture: times of a captured and of another step"),
         ({"trainer": {"limit_val_batches": 2}}, "changes trainer.limit_val_batches: a pair needs the same batches"),
     ],
 )

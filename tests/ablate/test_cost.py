@@ -24,6 +24,20 @@ def test_a_step_trains(make_arm):
     assert steps.peak_bytes() > 4 * fixed  # weights, gradients and two averages of AdamW
 
 
+def test_a_captured_step_is_timed_as_it_is_trained(make_arm, monkeypatch):
+    arm, of_model = make_arm("baseline"), []
+
+    def captured(model):
+        of_model.append(model)
+        return model.loss
+
+    monkeypatch.setattr(cost, "CapturedLoss", captured)
+    cost.TrainingSteps(arm)
+    arm.trainer.capture = True
+    steps = cost.TrainingSteps(arm)
+    assert of_model == [steps.model]
+
+
 def test_the_optimizer_has_the_groups_of_a_run(make_arm):
     arm = make_arm("baseline")
     arm.model.groups = [GroupRule(pattern="layers.0.*", lr_factor=0.5)]

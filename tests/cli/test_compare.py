@@ -80,6 +80,15 @@ def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
     assert loss["interval"] == pytest.approx([0.0870, 0.1130], abs=1e-4)
 
 
+def test_the_time_of_captured_steps_is_not_compared_with_that_of_others(tmp_path, capsys):
+    root = several(tmp_path / "runs", capture=True)
+    assert main(["compare", *(str(root / f"{mlp}-{seed}") for mlp in ("swiglu", "gelu") for seed in range(4))]) == 0
+    said = capsys.readouterr().out
+    assert "  time: no verdict; times of runs with and without trainer.capture are not compared\n" in said
+    assert "  validation loss +0.1000 nats/token (+4.8%): worse; " in said
+    assert "  peak memory 0.000 GiB" in said
+
+
 def test_the_parts_of_the_loss_are_compared_in_pairs(tmp_path, capsys, monkeypatch):
     parts = {"swiglu": ((1.0, 1.1, 1.2, 1.4), 2.5), "gelu": ((1.5, 1.61, 1.69, 1.9), 2.5)}
     for mlp, (losses, other) in parts.items():

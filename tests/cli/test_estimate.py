@@ -268,6 +268,13 @@ def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys
     assert run(tmp_path, "--config", first, "--device", "H200")["settings"]["precision"] == "bf16-mixed"
 
 
+def test_the_pool_of_a_captured_step_is_named_as_left_out(config, tmp_path, capsys):
+    note = "capture: pool not counted"
+    assert note not in run(tmp_path, "--config", config())["notes"]
+    assert note in run(tmp_path, "--config", config(trainer={"capture": True}))["notes"]
+    assert f"\n{note}\n" in capsys.readouterr().out
+
+
 def test_no_torch_is_imported():
     code = (
         "import sys; from lightning_llm.__main__ import main; "

@@ -12,7 +12,8 @@ from tests.docs.markdown import ROOT
 from tests.docs.scaled import MODEL, TRAINER
 from tests.docs.test_repository import CONFIGS, OVERLAYS
 
-SMALL = [*MODEL, *TRAINER, "--data.vocab_size=300", "--trainer.max_steps=2"]
+UNCOMPILED = "--model.compile_mode=null"  # tests/model/test_compiled.py compiles
+SMALL = [*MODEL, *TRAINER, UNCOMPILED, "--data.vocab_size=300", "--trainer.max_steps=2"]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

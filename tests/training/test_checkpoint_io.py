@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.background import Background
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.training import checkpoint_io
-from lightning_llm.training.callbacks import StopOnSignal
+from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
+from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
 
 FOLDER = Path("runs/run/version_0/checkpoints")
 
@@ -103,10 +105,19 @@ def test_a_signal_waits_for_the_last_one(tiny, monkeypatch):
     assert archives_in(FOLDER)[-1].name == "step-00000004.ckpt"
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "expected"), [(None, "cuda", True), (None, "cpu", False), (False, "cuda", False)]
+)
+def test_on_cuda_training_does_not_wait_for_files(asked, device, expected):
+    files = AtomicCheckpointIO()
+    trainer = SimpleNamespace(strategy=SimpleNamespace(checkpoint_io=files, root_device=torch.device(device)))
+    RunCheckpoints(asynchronous=asked).setup(trainer, None, "test")
+    assert files.asynchronous is expected
+
+
 def test_somebody_elses_files_cannot_be_made_asynchronous():
     from lightning.fabric.plugins import TorchCheckpointIO
 
-    from lightning_llm.training.callbacks import RunCheckpoints
     from lightning_llm.training.trainer import Trainer
 
     trainer = Trainer(

@@ -111,6 +111,16 @@ def test_tf32_is_switched_in_each_process_and_recorded(monkeypatch):
     environment.switch_tf32(None)  # validate() without a trainer of ours
 
 
+def test_capture_is_recorded_on_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
+    for kind, recorded in (("cuda", True), ("cpu", None)):
+        strategy = SimpleNamespace(root_device=torch.device(kind))
+        trainer = SimpleNamespace(tf32=None, capture=True, strategy=strategy, precision="32-true")
+        assert environment.environment_of(trainer).get("capture") is recorded
+    trainer.strategy, trainer.capture = SimpleNamespace(root_device=torch.device("cuda")), False
+    assert environment.changes_since({"capture": True}, trainer) == ["capture: True -> False"]
+
+
 def test_deterministic_true_trains_validates_and_samples(tiny, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # which Lightning sets
     samples = [{"class_path": "lightning_llm.training.callbacks.SampleText", "init_args": {"every_n_steps": 3}}]

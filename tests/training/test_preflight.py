@@ -151,6 +151,14 @@ def test_what_compiling_needs_is_named(refused, monkeypatch):
     assert "model.compile_mode default needs a C++ compiler and finds no no-such-compiler: install it" in said
 
 
+def test_a_mode_that_this_torch_lacks_is_named():
+    model = LanguageModel(ModelConfig(vocab_size=19, hidden_size=8, num_attention_heads=2), compile_mode="of-tomorrow")
+    with pytest.raises(
+        ValueError, match=r"^model.compile_mode of-tomorrow is not a mode of torch 2\.\S+: use default$"
+    ):
+        preflight.check_setup(model, Trainer(accelerator="cpu", barebones=True))
+
+
 @pytest.mark.parametrize("command", ["fit", "check"])
 def test_what_tf32_and_a_compiled_model_need_is_named(refused, command):
     said = refused(command, **{"trainer.tf32": True, "model.compile_scope": "model"})

@@ -50,7 +50,7 @@ class RunCheckpoints(Checkpoint):
         every_n_steps: Also save every N optimizer steps. Null: only with validations.
         asynchronous: Training waits only while the state is copied to host memory, so that a thread can write the copy
             to the disk. Only one write is in flight; a kill during a write loses only that checkpoint. A failed write
-            ends the run at the next save, or at its end.
+            ends the run at the next save, or at its end. Null: on CUDA, unless another plugin writes the files.
 
     Attributes:
         folder: Where the files go, known from ``setup`` on. ``None``: nowhere, as under ``fast_dev_run``.
@@ -65,7 +65,7 @@ class RunCheckpoints(Checkpoint):
         folder: str | None = None,
         keep_last: int = 2,
         every_n_steps: int | None = None,
-        asynchronous: bool = False,
+        asynchronous: bool | None = None,
     ) -> None:
         for name, value in (("keep_last", keep_last), ("every_n_steps", every_n_steps)):
             if value is not None and value < 1:
@@ -88,7 +88,8 @@ class RunCheckpoints(Checkpoint):
         """
         files = trainer.strategy.checkpoint_io
         if isinstance(files, AtomicCheckpointIO):
-            self._files, files.asynchronous = files, self.asynchronous
+            is_cuda = trainer.strategy.root_device.type == "cuda"
+            self._files, files.asynchronous = files, is_cuda if self.asynchronous is None else self.asynchronous
         elif self.asynchronous:
             raise ValueError(
                 f"RunCheckpoints.asynchronous needs AtomicCheckpointIO, got {type(files).__name__} among "
