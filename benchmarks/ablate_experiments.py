@@ -20,8 +20,9 @@ import yaml
 
 from benchmarks import commands
 from benchmarks.faults import made_up_text
-from lightning_llm.ablate.child import last_line
 from lightning_llm.ablate.plan import PLAN, RUNS
+from lightning_llm.ablate.run_process import last_line
+from lightning_llm.ablate.runner import LOGS, RUNNER
 
 TEXT = "text.txt"
 BASELINE = {
@@ -33,7 +34,8 @@ BASELINE = {
     "trainer": {"accelerator": "cpu", "max_steps": 60, "val_check_interval": 60, "enable_progress_bar": False},
     "keep_freed_memory": False,
 }
-KINDS = {"all": "", "the command": " ablate run ", "a worker": " ablate work ", "a run": " fit "}  # of processes
+COMMAND, RUN, SERVER = "the command", "a run", "the server"  # kinds of processes: runs are copies of the server
+KINDS = ("all", COMMAND, RUN, SERVER)
 MOST_WAIT_S = 8.0  # from a process of the drawn kind to its kill
 # numbers of a report, and its folder
 MEASURED = re.compile(r"out|cost\.(sides\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds")
@@ -120,7 +122,7 @@ class Experiment:
         return [": starting" in log for log in self._logs()]
 
     def _logs(self) -> list[str]:
-        paths = [*self.out.glob("logs/worker-*.txt"), *self.folder.glob(f"{self.out.name}-worker-*.txt")]
+        paths = [self.out / LOGS / RUNNER, *self.folder.glob(f"{self.out.name}-worker-*.txt")]
         return [path.read_text(encoding="utf-8") for path in paths]
 
 
@@ -145,11 +147,20 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(each, f"{name}.{key}" if name else str(key))
 
 
-def processes(folder: Path, kind: str = "") -> list[int]:
-    """Those of the experiments in a folder, which their command lines name."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    lines = [line for line in listed.splitlines() if sys.executable in line and str(folder) in line and kind in line]
-    return [int(line.split()[0]) for line in lines]
+def processes(folder: Path, kind: str = "all") -> list[int]:
+    """Those of the experiments in a folder: a command names the folder, and a run writes to a log in it."""
+    by_kind: dict[str, list[int]] = {COMMAND: [], RUN: [], SERVER: []}
+    for process in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        with suppress(OSError):  # it ends now
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if words[0] == os.fsencode(sys.executable) and any(os.fsencode(folder) in word for word in words):
+                by_kind[COMMAND].append(process)
+            log = Path(os.readlink(f"/proc/{process}/fd/1"))
+            if log.parent.name == LOGS and log.is_relative_to(folder):
+                by_kind[RUN].append(process)
+                by_kind[SERVER].append(int(Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()[1]))
+    by_kind[SERVER] = [process for process in {*by_kind[SERVER]} if process > 1]  # of a run without one: init
+    return by_kind.get(kind) or [each for found in by_kind.values() for each in found if kind == "all"]
 
 
 def killed(one: Experiment, most: int, rng: random.Random) -> tuple[Process, int]:
@@ -159,18 +170,18 @@ def killed(one: Experiment, most: int, rng: random.Random) -> tuple[Process, int
     """
     process, kills = one.start(), 0
     while kills < most and process.poll() is None:
-        kind, later = rng.choice(list(KINDS)), rng.uniform(0, MOST_WAIT_S)
-        while process.poll() is None and not processes(one.out, KINDS[kind]):
+        kind, later = rng.choice(KINDS), rng.uniform(0, MOST_WAIT_S)
+        while process.poll() is None and not processes(one.out, kind):
             time.sleep(0.05)
         time.sleep(later)
-        if process.poll() is not None or not (running := processes(one.out, KINDS[kind])):
+        if process.poll() is not None or not (running := processes(one.out, kind)):
             continue
         kills += 1
         if kind == "all":
             kill_all(one.out)
         else:
             _kill(rng.choice(running))
-        if kind in ("all", "the command"):
+        if kind in ("all", COMMAND):
             process.wait()
             process = one.start()
     return process, kills

@@ -18,12 +18,12 @@ from lightning_llm.ablate.comparability import kept_lines, refuse_incomparable, 
 from lightning_llm.ablate.cost import TrainingSteps, flops_of, parameters_of
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import earlier
-from lightning_llm.ablate.local import runs_at_a_time, threads_for
 from lightning_llm.ablate.matching import MATCHES, MAX_STEPS, Matched, facts_of
 from lightning_llm.ablate.options import command_line_of, flat_options
 from lightning_llm.ablate.plan import PLAN, RUNS, Plan, code_hash, digest, freeze
 from lightning_llm.ablate.results import COST
 from lightning_llm.ablate.reuse import REUSES, Identity, reusable
+from lightning_llm.ablate.slots import runs_at_a_time, threads_for
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.data.mixture import fingerprint
 from lightning_llm.io.config_file import read_config

@@ -2,18 +2,19 @@
 
 A job holds the path of the experiment and nothing else: what is done and what is needed is in the folder. When SLURM
 takes a job's time away, ``submitit`` gets its signal: the worker stops, its run saves, and the job is queued again.
-Nobody else queues it: the fits do not see that they are in a job (``worker.environment``).
+Nobody else queues it: the runs do not see that they are in a job (``run_process.environment_of_run``).
 """
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate.child import Child
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.io.untrusted import file_name
 
 FOLDER = "slurm"
@@ -39,18 +40,22 @@ class WorkerJob:
             RuntimeError: The worker failed.
         """
         # SLURM sends its signal to all processes of the job: the worker hears of it from this one alone
-        self._worker = Child(Path(self.out), ["ablate", "work", self.out], ignored=IGNORED)
-        if status := self._worker.status(None):
+        self._worker = subprocess.Popen(
+            [sys.executable, str(Path(self.out) / CODE / MAIN), "ablate", "work", self.out],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_ignore_signals,
+        )
+        if status := self._worker.wait():
             raise RuntimeError(f"lightning-llm ablate work {self.out} ended with status {status}")
 
     def checkpoint(self) -> Any:
         """Stop the worker; what ``submitit`` queues again is the same path."""
         from submitit.helpers import DelayedSubmission
 
-        process = self._worker.process
-        process.send_signal(signal.SIGTERM)
+        self._worker.send_signal(signal.SIGTERM)
         with suppress(ChildProcessError):  # this interrupts the other wait, which holds the lock of Popen.wait
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, self._worker.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(WorkerJob(self.out))
 
 
@@ -82,3 +87,8 @@ def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
     except Exception as error:  # of submitit: no srun, a wrong parameter, what sbatch says
         raise ValueError(f"--slurm: {' '.join(str(error).split())[:500]}") from error
     return [str(job.job_id) for job in jobs]
+
+
+def _ignore_signals() -> None:
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)

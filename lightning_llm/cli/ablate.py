@@ -7,33 +7,32 @@ pairs, or a size to a ladder; ``measure`` measures time and memory of each side.
 """
 
 import argparse
-import gc
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate import claims, local
+from lightning_llm.ablate import claims
 from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.extension import extension_of
-from lightning_llm.ablate.fork import can_fork, environment_of_worker, forks_runs, is_prepared
 from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.ladder import LADDER, SIZES, is_ladder, ladder_of, read_ladder
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
-from lightning_llm.ablate.plan import CODE, MAIN, PLAN, Plan
+from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.ablate.progress import progress_in_words
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.reuse import REUSES
+from lightning_llm.ablate.runner import Runner
 from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
+from lightning_llm.ablate.slots import Slot
 from lightning_llm.ablate.stream import STREAM, Stream, finish, write_current
 from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
 from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
-from lightning_llm.ablate.worker import Stopped, work
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ladder import climb, extend_ladder, write_ladder
@@ -106,8 +105,6 @@ def _options(parser: OneLineParser) -> None:
     for starting in (run, extend):
         about = "submit the workers as an array of SLURM jobs, with these settings of submitit, such as partition=gpu"
         starting.add_argument("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
-    worker.add_argument("--cores", default="", help=argparse.SUPPRESS)
-    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
 
 def run_ablate(arguments: Sequence[str]) -> int:
@@ -227,7 +224,7 @@ def _status(options: argparse.Namespace) -> None:
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
-    progress = f"; {local.progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
+    progress = f"; {progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
     console.say(f"{options.folder}: {runs}{progress}")
     show_report(report_of(loaded), console)
 
@@ -252,21 +249,7 @@ def _show_stream(stream: Stream) -> None:
 
 
 def _work(options: argparse.Namespace) -> None:
-    local.bind(options.cores)
-    plan = Plan.read(options.folder)
-    if forks_runs(plan) and interrupts.is_own_process and not is_prepared(plan):  # thread variables come before NumPy
-        main = str((plan.out / CODE / MAIN).resolve())
-        os.execve(sys.executable, [sys.executable, main, *sys.argv[1:]], environment_of_worker(plan))
-    if can_fork(plan):
-        import lightning_llm.cli.train  # noqa: F401 - for all runs
-
-        gc.freeze()  # no run's collector touches what all share
-    try:
-        work(options.folder, parent=options.parent, say=partial(print, flush=True))
-    except Stopped:
-        raise KeyboardInterrupt from None
-    finally:
-        gc.unfreeze()  # Triton would report all of it as leaked
+    Runner(Plan.read(options.folder), [Slot()], partial(print, flush=True)).run()
 
 
 def _measure(options: argparse.Namespace) -> None:

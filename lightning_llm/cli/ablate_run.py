@@ -1,23 +1,26 @@
 """What every action of ``lightning-llm ablate`` does with an experiment: set it up, carry it out, write its report."""
 
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.ablate import local
-from lightning_llm.ablate.child import Child, last_line
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.page import write_report
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.progress import Display
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.reuse import REUSES, take_needed
+from lightning_llm.ablate.run_process import RunProcess, last_line, start_server
+from lightning_llm.ablate.runner import LOGS, RUNNER, Results, Runner
 from lightning_llm.ablate.screen import show_report
+from lightning_llm.ablate.slots import Slot, slots_for
 from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.words import left_lines, parameter_lines, start_in_words
-from lightning_llm.ablate.worker import LOGS
+from lightning_llm.io.atomic import open_to_append
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
 
@@ -86,12 +89,11 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
         jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
-    gpus = local.visible_gpus() if plan.content["accelerator"] == "cuda" else []
-    slots = local.slots(plan, gpus, workers)
+    slots = slots_for(plan, workers)
     if (state := load_experiment(plan.out).state).needed:
         console.say(start_in_words(plan, state.looks, len(slots)))
         console.say(parameters)
-        local.run_workers(plan, slots)
+        train(plan, slots)
     if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan, console)):
         console.say(f"time and memory were not measured: {problem}")
     write(plan.out)
@@ -99,10 +101,23 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
 
 def _measured_by_snapshot(plan: Plan, console: Console) -> str:
     """Measure the cost in a process of the snapshot's code; what went wrong, or nothing."""
-    log, environment = plan.out / LOGS / "measure.txt", {**os.environ, "OMP_NUM_THREADS": str(plan.content["threads"])}
+    log = plan.out / LOGS / "measure.txt"
     console.say(f"measuring time and memory of a step, one variant after another: {log} says how far it is")
-    with Child(plan.out, ["ablate", "measure", str(plan.out)], log=log, environment=environment) as child:
-        return last_line(log) if child.status(None) else ""
+    words = ["ablate", "measure", str(plan.out.resolve())]
+    process = RunProcess(plan.out / CODE / MAIN, words, log=log, threads=plan.content["threads"])
+    try:
+        return last_line(log) if process.wait() else ""
+    finally:
+        process.end()
+
+
+def train(plan: Plan, slots: Sequence[Slot], until: Callable[[Results], bool] | None = None) -> None:
+    """Train the runs that are needed, and show how far they are. Arguments and errors as of :class:`Runner`."""
+    start_server(plan.content["threads"])
+    log = plan.out / LOGS / RUNNER
+    log.parent.mkdir(exist_ok=True)
+    with open_to_append(log) as file, TextIOWrapper(file, "utf-8") as lines, Display(plan) as display:
+        Runner(plan, slots, partial(print, file=lines, flush=True)).run(display.show, until)
 
 
 def write(out: Path) -> None:

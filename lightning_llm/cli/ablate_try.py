@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.ablate import local
 from lightning_llm.ablate.arm import BASELINE, Arm
 from lightning_llm.ablate.idea import IDEA, MOST_PAIRS_OF_IDEA
 from lightning_llm.ablate.matching import Flops, matches_in_words
@@ -21,6 +20,7 @@ from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.reuse import take_needed
+from lightning_llm.ablate.slots import slots_for
 from lightning_llm.ablate.stream import (
     ADOPTED,
     CURRENT,
@@ -229,12 +229,11 @@ def _train(plan: Plan, workers: int | None, left_s: float) -> None:
     take_needed(plan)
     if not plan.state(losses_of(results_of(plan))).needed:
         return
-    gpus = local.visible_gpus() if plan.content["accelerator"] == "cuda" else []
 
     def is_over(results: Mapping[RunKey, Result]) -> bool:
         return run_seconds(trained_here(plan, results)) >= left_s
 
-    local.run_workers(plan, local.slots(plan, gpus, workers), until=is_over)
+    ablate_run.train(plan, slots_for(plan, workers), until=is_over)
 
 
 # ---- what is compared

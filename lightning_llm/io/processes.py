@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -15,6 +16,14 @@ def is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):  # OverflowError: no process has so high a number
         return False
     return True
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this number has not ended; unlike :func:`is_alive`, not one whose status nobody has read."""
+    with suppress(OSError):
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(") ")[2][:1] not in ("Z", "X")
+    return not Path("/proc/self").exists() and is_alive(process)
 
 
 def is_first_process() -> bool:

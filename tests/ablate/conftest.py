@@ -9,12 +9,13 @@ from functools import partial
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_llm.ablate import worker
+from lightning_llm.ablate import runner
 from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.ladder import SIZES, freeze_ladder, ladder_of
 from lightning_llm.ablate.options import command_line_of
-from lightning_llm.ablate.plan import CODE, code_hash, freeze
+from lightning_llm.ablate.plan import Plan, code_hash, freeze
 from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.slots import Slot
 from lightning_llm.cli.ablate_arm import read_arm
 
 ARM_OPTIONS = {
@@ -86,29 +87,30 @@ def main():
 
 
 class InThisProcess:
-    """In place of ``child.Child``, of which each one takes a quarter of a second: the stand-in, called."""
+    """In place of ``RunProcess``, of which each one takes a tenth of a second: the stand-in, called."""
 
-    def __init__(self, out, arguments, *, log, **options):
-        self.main, self.arguments, self.log = out / CODE / "lightning_llm" / "__main__.py", arguments, log
+    def __init__(self, main, arguments, *, log, **options):
+        self.main, self.arguments, self.log = main.parent / "lightning_llm" / "__main__.py", arguments, log
         log.parent.mkdir(exist_ok=True)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
+    def ask_to_end(self):
         pass
 
-    def status(self, wait_s):
+    def end(self, patience_s):
+        pass
+
+    def status(self):
         with pytest.MonkeyPatch.context() as patch, self.log.open("a") as log, redirect_stderr(log):
             patch.setattr(sys, "argv", ["main.py", *self.arguments])
             return runpy.run_path(str(self.main))["main"]()
 
 
-def work(out, **options):
-    """As ``worker.work``, without processes."""
+def work(out, say=print, slots=1):
+    """Train all runs as ``ablate work`` does, without processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "Child", InThisProcess)
-        worker.work(out, **options)
+        patch.setattr(runner, "RunProcess", InThisProcess)
+        patch.setattr(runner, "wait_for_one", lambda processes, wait_s: None)
+        runner.Runner(Plan.read(out), [Slot()] * slots, say).run()
 
 
 @pytest.fixture

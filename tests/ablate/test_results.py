@@ -6,9 +6,9 @@ import pytest
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.local import run_in_words
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.progress import run_in_words
 from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch, load_experiment
 from lightning_llm.runs.directory import WINDOWS
 from tests.ablate.conftest import work

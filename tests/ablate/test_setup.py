@@ -13,7 +13,7 @@ from lightning_llm.measure.timer import Timing
 def two_seconds_a_step(monkeypatch):
     """Each step takes two seconds, on a machine with eight cores."""
     monkeypatch.setattr(setup, "interleave", lambda steps, **options: {"baseline": Timing((2.0, 2.0, 2.0))})
-    monkeypatch.setattr("lightning_llm.ablate.local.cores", lambda: list(range(8)))
+    monkeypatch.setattr("lightning_llm.ablate.slots.cores", lambda: list(range(8)))
     monkeypatch.setattr(setup, "threads_for", lambda accelerator, gpus, need_bytes, workers: 2)
 
 

@@ -96,8 +96,8 @@ def test_reports_are_equal_but_for_what_is_measured(path, value, names):
 def test_runs_are_counted_from_what_all_workers_have_written(tmp_path):
     one = Experiment(tmp_path, "x", {"variants": {}})
     (one.out / "logs").mkdir(parents=True)
-    (one.out / "logs" / "worker-0.txt").write_text("a,seed=0: starting\na,seed=1: starting\na,seed=1: resuming\n")
-    (one.out / "logs" / "worker-1.txt").write_text("")
+    (one.out / "logs" / "runner.txt").write_text("a,seed=0: starting\na,seed=1: starting\na,seed=1: resuming\n")
+    (tmp_path / "x-worker-1.txt").write_text("")
     (tmp_path / "x-worker-2.txt").write_text("a,seed=0: starting\n")
     assert one.count("starting") == {"a,seed=0": 2, "a,seed=1": 1}
     assert one.count("resuming") == {"a,seed=1": 1}
@@ -106,7 +106,7 @@ def test_runs_are_counted_from_what_all_workers_have_written(tmp_path):
 
 def test_only_processes_of_the_experiment_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(ablate_experiments, "MOST_WAIT_S", 0.0)
-    monkeypatch.setattr(ablate_experiments, "KINDS", {"all": "", "the command": " ablate run "})
+    monkeypatch.setattr(ablate_experiments, "KINDS", ("all", ablate_experiments.COMMAND))
 
     def start(*words):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words])

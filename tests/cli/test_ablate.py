@@ -21,6 +21,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.ablate_experiments import COMMAND, RUN, SERVER, processes
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import cost, matching
 from lightning_llm.ablate.next_runs import Added, RunKey
@@ -488,16 +489,6 @@ def numbers(folder):
     return {"verdicts": loaded.state.verdicts, "losses": losses, "replay": loaded.replay}
 
 
-def processes(out, kind):
-    """The numbers of the processes of an experiment: ``ablate run``, ``ablate work``, or ``fit``, a worker's child."""
-    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(maxsplit=2) for line in listed.splitlines() if str(out) in line]
-    workers = {pid for pid, _, command in rows if "ablate work" in command}
-    kinds = {pid: "ablate work" if pid in workers else command for pid, _, command in rows}
-    kinds |= {pid: "fit" for pid, parent, _ in rows if parent in workers}
-    return [int(pid) for pid, words in kinds.items() if kind in words]
-
-
 @pytest.mark.slow
 def test_an_experiment_from_its_file_to_its_verdicts(folder):
     experiment = {"baseline": "base.yaml", "variants": {"relu": RELU}, "looks": [2], "out": "out"}
@@ -519,7 +510,7 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     summaries = [json.loads((run / "summary.json").read_text()) for run in both]
     for field in ("seconds", "peak_memory_gib", "checkpoint"):
         summaries[0].pop(field), summaries[1].pop(field)
-    assert summaries[0] == summaries[1]  # a fork of a worker has the bits of a process of its own
+    assert summaries[0] == summaries[1]  # a copy of the server has the bits of a process of its own
     files = [next((run / "checkpoints").glob("step-*.ckpt")) for run in both]
     weights = [torch.load(file, weights_only=False)["state_dict"] for file in files]
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
@@ -578,7 +569,7 @@ def test_kills_change_nothing(folder):
     rng, out = random.Random(0), (folder / "killed").resolve()
     words = ["run", "exp.yaml", "--out", str(out), "--reuse", "none"]
     planner = start(folder, *words)
-    for ended, kind in ((0, "ablate run"), (2, "fit"), (4, "ablate work")):
+    for ended, kind in ((0, COMMAND), (2, RUN), (4, SERVER)):
         deadline = time.monotonic() + 300
         while len(list(out.glob("runs/*/summary.json"))) < ended or not (found := processes(out, kind)):
             assert planner.poll() is None, (folder / "out.txt").read_text()
@@ -589,7 +580,7 @@ def test_kills_change_nothing(folder):
             time.sleep(0.05)
         with suppress(ProcessLookupError):
             os.kill(rng.choice(processes(out, kind) or found), signal.SIGKILL)
-        if kind == "ablate run":
+        if kind == COMMAND:
             planner.wait()
             planner = start(folder, *words)
     assert planner.wait() == 0, (folder / "out.txt").read_text()

@@ -14,7 +14,7 @@ from tests.cli.test_ablate import OWN_MLP, RELU
 
 
 def test_parameters_of_each_side_are_shown_before_the_first_run(folder, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.ablate.local.run_workers", lambda plan, places: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.train", lambda plan, slots: None)
     monkeypatch.setattr("lightning_llm.cli.ablate_run._measured_by_snapshot", lambda *of_plan: "")
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "variants": {"relu": RELU}, "out": "out"}))
     assert main(["ablate", "run", "exp.yaml"]) == 0
