@@ -1,7 +1,7 @@
 """Options of ``fit`` by dotted name: those of a variant, as a file or ``--vary`` gives them, and as arguments."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -46,27 +46,45 @@ def command_line_of(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def varied(assignments: Sequence[str]) -> dict[str, Options]:
+def varied(variants: Sequence[Sequence[str]]) -> dict[str, Options]:
     """Variants from ``OPTION=VALUE`` assignments, named by their values.
 
     A value that says nothing alone (a number, ``true``), or that two options have, is named with the option's last
     word. An import path is named by its last word.
 
+    Args:
+        variants: The assignments of each.
+
     Raises:
-        ValueError: An assignment has no ``=``, or two give one name.
+        ValueError: An assignment has no ``=``, a variant has two values of an option, or two have one name.
     """
-    options = [_option(word) for word in assignments]
-    short_values = [_short(value) for _, value in options]
-    variants: dict[str, Options] = {}
-    for (option, value), word in zip(options, short_values, strict=True):
+    options = [[_option(word) for word in assignments] for assignments in variants]
+    names = _names({assignment for of_variant in options for assignment in of_variant})
+    found: dict[str, Options] = {}
+    for of_variant in options:
+        if len(values := dict(of_variant)) < len(of_variant):
+            twice = next(option for option, _ in of_variant if [name for name, _ in of_variant].count(option) > 1)
+            raise ValueError(f"--vary and --with give {twice} twice: a variant has one value of it")
+        name = "+".join(names[assignment] for assignment in of_variant)
+        if name in found:
+            words = " ".join(f"{option}={value}" for option, value in of_variant)
+            raise ValueError(f"--vary {words}: the variant {name} is given twice")
+        found[name] = dict(values)
+    return found
+
+
+def _names(assignments: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """A name for each assignment, as short as tells it from the others."""
+    short_values = [_short(value) for _, value in assignments]
+    names: dict[tuple[str, str], str] = {}
+    for option, value in sorted(assignments):
+        word, last = _short(value), option.rpartition(".")[2]
         is_enough = short_values.count(word) == 1 and word[0].isalpha() and _is_read_as_text(word)
-        name = folder_name(word if is_enough else f"{option.rpartition('.')[2]}={word}")
-        if name in (*variants, BASELINE, AGAIN, NULL):
-            name = folder_name(f"{option.rpartition('.')[2]}={value}")
-        if name in variants:
-            raise ValueError(f"--vary {option}={value}: the variant {name} is given twice")
-        variants[name] = {option: value}
-    return variants
+        name = folder_name(word if is_enough else f"{last}={word}")
+        if name in (*names.values(), BASELINE, AGAIN, NULL):
+            name = folder_name(f"{last}={value}")
+        names[option, value] = name
+    return names
 
 
 def _is_read_as_text(word: str) -> bool:

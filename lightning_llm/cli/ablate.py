@@ -16,7 +16,7 @@ from typing import Any
 
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.experiment import experiment_of
+from lightning_llm.ablate.experiment import METRICS, experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.ladder import LADDER, SIZES, is_ladder, ladder_of, read_ladder
@@ -37,6 +37,7 @@ from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ladder import climb, extend_ladder, write_ladder
 from lightning_llm.cli.ablate_try import add_options, attempt
+from lightning_llm.cli.ablate_variants import add_variants
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.atomic import write_json
@@ -72,10 +73,12 @@ def _options(parser: OneLineParser) -> None:
     for parser_of_plan in (run, power):
         add = parser_of_plan.add_argument
         add("--baseline", nargs="+", metavar="CONFIG", help="without FILE: configs of the baseline")
-        add("--vary", action="append", default=[], metavar="OPTION=VALUE", help="without FILE: a variant; repeatable")
+        add_variants(parser_of_plan, "without FILE: a variant; repeatable")
         add("--name", help="name of the experiment (default: that of FILE)")
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")
+        add("--metric", metavar="NAME", help=f"what is compared: {', '.join(METRICS)} (default: {METRICS[0]})")
+        add("--tune", metavar="OPTION", help="tune this option on each side first, such as the learning rate")
         add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
     about = "only print what the runs take: FLOPs, and time on this machine"
@@ -185,7 +188,9 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
 def _overriding(options: argparse.Namespace) -> dict[str, Any]:
     """The keys of an experiment that are given as options."""
     first = None if options.first_seed is None else {"first": options.first_seed}
-    keys = {**{key: getattr(options, key) for key in ("name", "out", "pairs", "match")}, "seeds": first}
+    tune = None if options.tune is None else {"option": options.tune}
+    same = {key: getattr(options, key) for key in ("name", "out", "pairs", "match", "metric")}
+    keys = {**same, "seeds": first, "tune": tune}
     return {key: value for key, value in keys.items() if value is not None}
 
 

@@ -5,6 +5,7 @@ Exit status: 0 adopted, 3 not adopted, 1 a run failed (the idea has no verdict),
 
 import argparse
 import dataclasses
+import itertools
 import math
 import tempfile
 from collections.abc import Mapping
@@ -44,6 +45,7 @@ from lightning_llm.ablate.stream import (
 )
 from lightning_llm.ablate.stream_report import lines_of, write_stream_report
 from lightning_llm.cli import ablate_run
+from lightning_llm.cli.ablate_variants import add_variants
 from lightning_llm.cli.errors import FAILED, reason_of, reports
 from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import config_path
@@ -69,8 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add, default = parser.add_argument, StreamRule()
     add("stream", type=Path, metavar="STREAM", help="folder of the stream; the first idea makes it")
     add("--baseline", nargs="+", metavar="CONFIG", help="configs of the first baseline; options of fit may follow")
-    about = "what the idea changes; repeatable. Without it, an idea that was interrupted is continued"
-    add("--vary", action="append", default=[], metavar="OPTION=VALUE", help=about)
+    add_variants(parser, "what the idea changes. Without it, an idea that was interrupted is continued")
     add("--because", default="", metavar="TEXT", help="why you believe in the idea, for the report")
     about = f"what is the same on both sides: {matches_in_words()} (default: {Flops.name})"
     add("--match", default=Flops.name, metavar="RULE", help=about)
@@ -91,6 +92,8 @@ def attempt(options: argparse.Namespace) -> int:
         ValueError: They describe none, or the stream is not what they say.
         OSError: A config cannot be read.
     """
+    if len(options.vary) > 1:
+        raise ValueError("--vary is given twice: try takes one idea, and --with OPTION=VALUE adds an option to it")
     budget_s = math.inf if options.budget is None else duration(options.budget, "--budget")
     _refuse_unreadable(options)
     out: Path = options.stream
@@ -124,7 +127,7 @@ def _last_verdict(stream: Stream, options: argparse.Namespace) -> Mapping[str, A
     if not stream.verdicts or stream.unfinished is not None or options.again or not options.vary:
         return None
     last = stream.verdicts[-1]
-    is_same = last["options"] == _changes(options) and last["match"] == options.match
+    is_same = last["options"] == _idea(options)[1] and last["match"] == options.match
     return last if is_same and last["because"] == options.because else None
 
 
@@ -274,32 +277,23 @@ def _first_content(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping
 
 def _setup(stream: Stream, options: argparse.Namespace, *, quiet: bool = False) -> "Setup":
     """The next idea of a stream, read and compared with its baseline as it is now."""
-    name = folder_name("+".join(varied(options.vary)))
+    name, changes = _idea(options)
     place, adopted = stream.place, len(stream.adopted)
     idea = idea_at(stream.rule, place, adopted, options.because)
     validate(dataclasses.asdict(idea), IDEA, PROG)
     first, files = first_seed(place, adopted, again=options.again), [str(stream.baseline())]
     experiment = experiment_of_idea(
-        stream.out, place, files, name, _changes(options), options.match, first=first, most=stream.rule.most
+        stream.out, place, files, name, changes, options.match, first=first, most=stream.rule.most
     )
     setup = ablate_run.set_up(experiment, [], more={"idea": dataclasses.asdict(idea)}, quiet=quiet)
     _refuse_changed(stream, setup.arms[BASELINE])
     return setup
 
 
-def _changes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the idea changes, by option.
-
-    Raises:
-        ValueError: An option is given twice.
-    """
-    changes: dict[str, Any] = {}
-    for variant_options in varied(options.vary).values():
-        for option, value in flat_options(variant_options).items():
-            if option in changes:
-                raise ValueError(f"--vary {option} is given twice: an idea has one value of it")
-            changes[option] = value
-    return changes
+def _idea(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The name of an idea, and what it changes by option."""
+    ((name, changes),) = varied(options.vary).items()
+    return folder_name(name), flat_options(changes)
 
 
 def _refuse_changed(stream: Stream, base: Arm | None = None) -> None:
@@ -315,7 +309,8 @@ def _refuse_changed(stream: Stream, base: Arm | None = None) -> None:
 
 def _refuse_unreadable(options: argparse.Namespace) -> None:
     """Refuse arguments that no JSON file can hold."""
-    for argument in [*options.vary, *options.of_fit, *(options.baseline or ()), options.because, str(options.stream)]:
+    vary = itertools.chain.from_iterable(options.vary)
+    for argument in [*vary, *options.of_fit, *(options.baseline or ()), options.because, str(options.stream)]:
         if any("\ud800" <= character <= "\udfff" for character in argument):
             raise ValueError(f"{shown(argument)} is no UTF-8")
 

@@ -247,6 +247,12 @@ def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
     [
         (["run"], "give an experiment's FILE, or --baseline CONFIG and at least one --vary"),
         (["run", "exp.yaml", "--vary", "a=1"], "are in place of a file: leave out exp.yaml"),
+        (["run", "--baseline", "a.yaml", "--with", "a=1"], "give it after the --vary whose variant it belongs to"),
+        (["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--metric", "luck"], "metric is 'luck', expected val_loss"),
+        (
+            ["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--tune", "data.seed"],
+            "tune.option is 'data.seed', expected a number of the model",
+        ),
         (
             ["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--match", "size"],
             "match is 'size', expected one of tokens, flops, time, parameters=model.architecture.NAME",
@@ -625,6 +631,18 @@ def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch,
     report = json.loads(Path("out", "report.json").read_text())
     assert report["match"] == "work"
     assert report["variants"]["wide"]["work"] == side["work"] > 0
+
+
+def test_options_of_one_variant_are_joined_and_metric_and_tune_are_options(folder, monkeypatch):
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
+    rate = "model.optimizer.init_args.lr"
+    words = ["--vary", f"{MLP}=relu", "--with", "model.architecture.qk_norm=true", "--vary", f"{MLP}=gelu"]
+    words += ["--metric", "bits_per_byte", "--tune", rate, "--pairs", "2", "--out", "out"]
+    assert main(["ablate", "run", "--baseline", "base.yaml", *words]) == 0
+    plan = json.loads(Path("out", PLAN).read_text())
+    both = {MLP: "relu", "model.architecture.qk_norm": "true"}
+    assert plan["variants"] == {"relu+qk_norm=true": both, "gelu": {MLP: "gelu"}}
+    assert (plan["metric"], plan["tune"]["option"]) == ("bits_per_byte", rate)
 
 
 @pytest.mark.parametrize("words", [["ablate", "status"], ["ablate", "report"], ["compare"]])

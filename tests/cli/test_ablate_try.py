@@ -218,7 +218,9 @@ def test_a_budget_is_that_of_the_whole_stream(folder, trainer, capsys):
         (["--vary", "trainer.max_steps=9"], "changes trainer.max_steps"),
         (["--vary", "seed_everything=9"], "is set by the experiment"),
         (["--vary", RELU, "--baseline", "none.yaml"], "none.yaml"),
-        (["--vary", RELU, "--vary", GELU], f"--vary {MLP} is given twice"),
+        (["--vary", RELU, "--with", GELU], f"--vary and --with give {MLP} twice"),
+        (["--vary", RELU, "--vary", GELU], "try takes one idea, and --with OPTION=VALUE adds an option to it"),
+        (["--with", RELU], "give it after the --vary whose variant it belongs to"),
         (["--vary", "x.y=a: b: c"], "x.y"),
         (["--vary", RELU, "--because", "caf\udce9"], "is no UTF-8"),
         (["--vary", RELU, "--because", "a\nb"], "because"),
@@ -432,7 +434,7 @@ def test_an_experiment_of_what_one_pair_would_have_kept(folder, trainer):
 
 def test_names_of_long_values_in_any_script_fit_a_folder_and_differ():
     words = ["a.b=" + "語" * 70, "a.c=" + "語" * 70]
-    names = {folder_name("+".join(varied([*words, f"a.d={end}"]))) for end in ("x", "y")}
+    names = {folder_name(next(iter(varied([[*words, f"a.d={end}"]])))) for end in ("x", "y")}
     assert len(names) == 2
     assert all(len(folder_of(1, name).encode()) < 200 for name in names)
 
