@@ -172,10 +172,14 @@ def load_experiment(out: str | Path) -> Loaded:
         ValueError: There is none, it was changed after the start, it is an idea of a stream, whose losses are not
             shown, or two runs that should be a pair are none.
     """
-    plan = Plan.read(Path(out))
+    return load(Plan.read(Path(out)))
+
+
+def load(plan: Plan) -> Loaded:
+    """As :func:`load_experiment`, of a plan that was read before."""
     if plan.idea is not None:
-        stream = shell_path(Path(out).parent.parent)
-        raise ValueError(f"{out} is an idea of a stream: lightning-llm ablate status {stream} shows its verdict")
+        stream = shell_path(plan.out.parent.parent)
+        raise ValueError(f"{plan.out} is an idea of a stream: lightning-llm ablate status {stream} shows its verdict")
     results = results_of(plan)
     return Loaded(plan, results, plan.state(losses_of(results)), _cost_of(plan))
 

@@ -245,8 +245,10 @@ def _report(options: argparse.Namespace) -> None:
         return
     if options.final:
         raise ValueError(f"--final ends a stream of ideas, and {options.folder} is none: leave it out")
-    has_ladder = (options.folder / LADDER).exists()
-    (write_ladder if has_ladder else ablate_run.write)(options.folder)
+    if (options.folder / LADDER).exists():
+        write_ladder(options.folder)
+    else:
+        ablate_run.write(Plan.read(options.folder))
 
 
 def _show_stream(stream: Stream) -> None:

@@ -12,7 +12,7 @@ from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import CODE, MAIN, Plan
 from lightning_llm.ablate.progress import Display
 from lightning_llm.ablate.report import report_of
-from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.results import COST, load
 from lightning_llm.ablate.reuse import REUSES, take_needed
 from lightning_llm.ablate.run_process import RunProcess, last_line, start_server
 from lightning_llm.ablate.runner import LOGS, RUNNER, Results, Runner
@@ -80,23 +80,23 @@ def carry_out(plan: Plan, workers: int | None, slurm: Sequence[str] | None = Non
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
     console = Console(stderr=True)
     take_needed(plan)
-    loaded = load_experiment(plan.out)
+    loaded = load(plan)
     console.say(*left_lines(report_of(loaded)["reused"]["runs"], len(loaded.results), len(loaded.state.needed)))
     parameters = "\n".join(parameter_lines(plan))
     if slurm is not None:
         console.say(parameters)
-        needed = len(load_experiment(plan.out).state.needed)
+        needed = len(load(plan).state.needed)
         jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
     slots = slots_for(plan, workers)
-    if (state := load_experiment(plan.out).state).needed:
+    if (state := load(plan).state).needed:
         console.say(start_in_words(plan, state.looks, len(slots)))
         console.say(parameters)
         train(plan, slots)
     if not (plan.out / COST).exists() and (problem := _measured_by_snapshot(plan, console)):
         console.say(f"time and memory were not measured: {problem}")
-    write(plan.out)
+    write(plan)
 
 
 def _measured_by_snapshot(plan: Plan, console: Console) -> str:
@@ -120,9 +120,9 @@ def train(plan: Plan, slots: Sequence[Slot], until: Callable[[Results], bool] | 
         Runner(plan, slots, partial(print, file=lines, flush=True)).run(display.show, until)
 
 
-def write(out: Path) -> None:
+def write(plan: Plan) -> None:
     """Write the report of an experiment, and print it."""
-    report, page = write_report(load_experiment(out))
+    report, page = write_report(load(plan))
     console = Console()
     show_report(report, console)
     console.say(f"Written: {page}")
