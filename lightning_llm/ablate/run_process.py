@@ -26,9 +26,7 @@ SAVING_S = 600.0  # a fit that was asked to end saves a checkpoint first
 SERVER_LOST = 255  # the status that multiprocessing reports when the server was killed
 THREADS = "OMP_NUM_THREADS"  # read by torch's libraries when they are loaded
 _OF_THREADS = ("OMP_", "MKL_")
-# numpy's library would start its threads at once, and a process with threads is not copied; a file of the current
-# folder is no module of the server
-_OF_SERVER = {"OPENBLAS_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+_OF_SERVER = {"OPENBLAS_NUM_THREADS": "1"}  # NumPy's library would start its threads, which a copy would not have
 
 
 class RunProcess:
@@ -149,7 +147,7 @@ _threads_of_server: int | None = None
 def _server(threads: int) -> Iterator[None]:
     """The server runs, with so many threads; it was started with them, since libraries read that number once."""
     global _threads_of_server
-    environment, main = dict(os.environ), sys.modules["__main__"]
+    environment, main, folder = dict(os.environ), sys.modules["__main__"], os.getcwd()
     outputs = [os.dup(number) for number in (1, 2)]
     try:
         for name in [name for name in os.environ if name.startswith(_OF_THREADS)]:
@@ -163,7 +161,11 @@ def _server(threads: int) -> Iterator[None]:
         with open(os.devnull, "w", encoding="ascii") as null:
             for number in (1, 2):
                 os.dup2(null.fileno(), number)  # what libraries say when they are imported
-            forkserver.ensure_running()
+            os.chdir(os.sep)  # the current folder's files would come before the modules of their names
+            try:
+                forkserver.ensure_running()
+            finally:
+                os.chdir(folder)
         for number, output in zip((1, 2), outputs, strict=True):
             os.dup2(output, number)
         yield

@@ -158,6 +158,17 @@ def test_the_server_has_the_threads_of_its_runs(start):
     assert len(set(servers)) == 2
 
 
+def test_a_file_of_the_current_folder_is_no_module_of_the_server(start, tmp_path, monkeypatch):
+    for name in ("colorsys", "signal"):
+        (tmp_path / f"{name}.py").write_text("import pathlib\npathlib.Path(__file__ + '.ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    forkserver._forkserver._stop()
+    process, _ = start("print(1)\n")
+    assert process.wait() == 0
+    assert not list(tmp_path.glob("*.ran"))
+    assert Path.cwd() == tmp_path
+
+
 def test_a_run_survives_the_server_and_the_next_one_gets_another(start, tmp_path):
     ends = tmp_path / "ends"
     waiting = "import os, time\nprint(os.getppid(), flush=True)\n"
