@@ -7,10 +7,13 @@
 
 A block of the user's own derives from :class:`Block` and overrides ``join``, which calls ``attend`` and ``feed``. These
 apply the norms, dropout, and recompute what ``ModelConfig.recompute`` says.
+
+A compiled block with the ``join`` of ``pre`` leaves its last sum to the next block, where the compiler merges it with
+the norm.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,10 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, checked
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.parts import BUILT_IN, Norms
+from lightning_llm.model.plain import is_hooked
+from lightning_llm.ops.dispatch import matmul_dtype
+
+Out = TypeVar("Out", Tensor, tuple[Tensor, Tensor])
 
 BRANCHES = {"attention": "self_attn", "mlp": "mlp"}  # a kind of part, and the name of its module
 
@@ -79,6 +86,12 @@ class Block(Compilable):
         self.norm_in_mlp = config.checkpoint_levels[layer] == 2
         self.recompute = config.recompute
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self._compiled_terms: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward pass and :meth:`terms`, each at its first call."""
+        super().compile(*args, **kwargs)
+        self._compiled_terms = torch.compile(type(self)._terms, *args, **kwargs)
 
     def add_norm(self, name: str | None) -> None:
         """Add a norm of the config's kind, over the residual stream."""
@@ -96,6 +109,26 @@ class Block(Compilable):
         prepare = getattr(self.self_attn, "prepare", None)
         if prepare is not None:
             prepare(x, context)
+
+    def leaves_sum(self, context: Context) -> bool:
+        """Whether :meth:`terms` may be called instead of the block: not where another class or a hook does more."""
+        kind = type(self)
+        is_usual = kind.join is Block.join and kind.forward is Block.forward and "forward" not in self.__dict__
+        return is_usual and self.is_compiled and context.cache is None and not is_hooked(self)
+
+    def terms(self, x: Tensor, branch: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+        """The two terms of the block's result for ``x + branch``; compiled. Tensors are (batch, seq, hidden).
+
+        Args:
+            x: The first term of the result of the block before.
+            branch: The second one; ``None`` for the first block.
+            context: What all blocks share.
+        """
+        assert self._compiled_terms is not None
+        if branch is None:  # as of another block, so that the first one needs no code of its own
+            needs_grad = x.requires_grad and torch.is_grad_enabled()
+            branch = torch.zeros_like(x, dtype=matmul_dtype(x), requires_grad=needs_grad)
+        return self._compiled_terms(self, x, branch, context)
 
     # -- what another block may override ------------------------------------------------------------------------------
 
@@ -116,6 +149,15 @@ class Block(Compilable):
 
     def _run(self, x: Tensor, context: Context) -> Tensor:
         return checked("block", self, self._recomputed_if_asked("block", self.join, x, context), x)
+
+    def _terms(self, x: Tensor, branch: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        x = x + branch  # outside of what is recomputed, which would save both
+        return self._recomputed_if_asked("block", self._join_but_last, x, context)
+
+    def _join_but_last(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """As :meth:`join`, but for its last sum."""
+        x = x + self.attend(x, context)
+        return x, self.feed(x)
 
     def _attention(self, x: Tensor, context: Context) -> Tensor:
         before, after = self.norms["attention"]
@@ -138,9 +180,9 @@ class Block(Compilable):
         norm = getattr(self, name)
         return checked("norm", norm, norm(x), x)
 
-    def _recomputed_if_asked(self, name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
+    def _recomputed_if_asked(self, name: str, function: Callable[..., Out], *args: Any) -> Out:
         if self.recompute == name and self.training and torch.is_grad_enabled():
-            out: Tensor = checkpoint(function, *args, use_reentrant=False)
+            out: Out = checkpoint(function, *args, use_reentrant=False)
             return out
         return function(*args)
 

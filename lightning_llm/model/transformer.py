@@ -142,11 +142,16 @@ class Transformer(Compilable):
             if getattr(layer.mlp, "auxiliary_loss", None) is not None:
                 layer.mlp.auxiliary_loss = None  # of the forward pass before
         unplaced = context if self.null_position is None else context._replace(position=self.null_position, state=None)
+        branch: Tensor | None = None  # yet to be added to x
         for layer, of_layer in zip(blocks, self.config.layer_configs, strict=True):
-            x = layer(x, context if of_layer.position == self.config.position else unplaced)
+            of_block = context if of_layer.position == self.config.position else unplaced
+            if isinstance(layer, Block) and layer.leaves_sum(of_block):
+                x, branch = layer.terms(x, branch, of_block)
+            else:
+                x, branch = layer(_sum(x, branch), of_block), None
         if cache is not None and self.uses_cache:
             cache.advance(seq)
-        out: Tensor = self.norm(x)
+        out: Tensor = self.norm(_sum(x, branch))
         return out
 
     def _embedded(
@@ -194,3 +199,7 @@ class Transformer(Compilable):
         """(…, hidden) -> (…, vocab), through the head."""
         out: Tensor = self.lm_head(hidden)
         return out if self.config.vocab_size == self.config.vocab_rows else out[..., : self.config.vocab_size]
+
+
+def _sum(x: Tensor, branch: Tensor | None) -> Tensor:
+    return x if branch is None else x + branch

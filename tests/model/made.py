@@ -105,6 +105,12 @@ class LosesItsShape(Block):
         return x[:, :1]
 
 
+class FeedsFirst(Block):
+    def join(self, x, context):
+        x = x + self.feed(x)
+        return x + self.attend(x, context)
+
+
 class BadRotation(Position):
     def rotate(self, query, key, state):
         return query[..., :2], key

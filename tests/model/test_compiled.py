@@ -1,18 +1,23 @@
 """Compiled: the whole model and its loss in one graph, as a user would do it; the blocks in place, as `fit` does."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.utils import run_and_get_code
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm import LanguageModel, ModelConfig, Transformer
 from lightning_llm.generation import generate
 from lightning_llm.model import transformer
+from lightning_llm.model.block import Block
+from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.ops import span_attention
 from lightning_llm.ops.span_attention import with_flex_blocks
 from lightning_llm.training.callbacks.memory_profiler import is_compiled
+from tests.model.made import context_of
 
 pytestmark = [  # what torch.compile of torch 2.13 says of itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
@@ -100,6 +105,69 @@ def test_compiled_blocks_keep_to_documents_without_compiling_again(monkeypatch, 
         else:
             torch.testing.assert_close(step(compiled, compiled.loss, batch), step(eager, eager.loss, batch))
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"checkpoint_level": [0, 1, 2]},
+        {"block": "sandwich", "recompute": "block", "dropout": 0.1},
+        {"block": "post"},
+        {"block": "tests.model.made.FeedsFirst"},
+    ],
+    ids=str,
+)
+def test_sums_left_to_the_next_block_change_no_bits(monkeypatch, changes, autocast):
+    config, found, batch = ModelConfig(**{**SIZES, "num_attention_heads": 4, **changes}), [], a_batch()
+    _, model = with_compiled_blocks(config, backend="aot_eager")
+    leaves_sum = Block.leaves_sum
+    for is_left in (True, False):
+        monkeypatch.setattr(Block, "leaves_sum", lambda *args, is_left=is_left: is_left and leaves_sum(*args))
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found.append(step(model, model.loss, batch))
+    assert all(map(torch.equal, *found))
+
+
+def kernels_of(code):
+    return re.findall(r"^ +(cpp_fused\w*)\(", code, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mlp", "most"), [("memory_optimized_swiglu", (6, 6)), ("swiglu", (8, 8))])
+def test_the_fused_kernels_of_a_block(mlp, most):
+    """Forward and backward: one more each where the last sum is not left to the norm of the next block."""
+    _, model = with_compiled_blocks(ModelConfig(**SIZES, num_attention_heads=3, mlp=mlp))
+    batch = a_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        _, codes = run_and_get_code(lambda: step(model, model.loss, batch))
+    assert len(codes) == 2  # of all blocks
+    assert all(0 < len(kernels_of(code)) <= limit for code, limit in zip(codes, most, strict=True))
+
+
+def test_only_usual_blocks_that_are_compiled_and_not_hooked_leave_their_sum():
+    context = context_of(3)
+
+    def left(**changes):
+        _, model = with_compiled_blocks(ModelConfig(**SIZES, **changes), backend="aot_eager")
+        return [layer.leaves_sum(context) for layer in model.transformer.layers]
+
+    assert left() == left(block="sandwich") == [True] * 3
+    assert left(block="post") == left(block="tests.model.made.FeedsFirst") == [False] * 3
+    eager, model = with_compiled_blocks(ModelConfig(**SIZES), backend="aot_eager")
+    first, second = model.transformer.layers[:2]
+    assert not eager.transformer.layers[0].leaves_sum(context)
+    assert not first.leaves_sum(
+        context._replace(cache=KVCache(model.architecture, 1, 9, torch.device("cpu"), torch.float32))
+    )
+    outputs = []
+    hook = second.register_forward_hook(lambda _module, _args, out: outputs.append(out.shape))
+    batch = a_batch()
+    torch.testing.assert_close(step(model, model.loss, batch), step(eager, eager.loss, batch))
+    assert outputs == [(4, 32, 48)]
+    hook.remove()
+    assert second.leaves_sum(context)
 
 
 def test_blocks_of_one_kind_share_their_code_whatever_their_number():
