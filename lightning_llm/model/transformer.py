@@ -9,7 +9,7 @@ The picture is that of the usual block; ``block.py`` has others. The head is not
 """
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,18 +124,28 @@ class Transformer(Compilable):
             ValueError: ``input_ids`` is not two-dimensional, or more positions than ``max_position_embeddings``, or
                 ``documents`` with a cache or of another shape, or several positions after unequal rows of a cache.
         """
-        return self._call(cache, input_ids, positions, cache, documents)
-
-    def _run(
-        self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None, documents: Tensor | None
-    ) -> Tensor:
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
         seq, longest = input_ids.shape[1], self.config.max_position_embeddings
         total = seq if cache is None else cache.length + seq
         if total > longest:
             raise ValueError(f"{total} positions are more than max_position_embeddings {longest}: shorten the input")
-        x, context = self._embedded(input_ids, positions, cache, documents)
+        state = None
+        if self.is_compiled and cache is None:
+            # within one graph the compiler would merge this into every layer, which would compute it again
+            positions, _ = self._positions(input_ids, positions, cache, documents)
+            state = self.embed_positions.prepare(positions, matmul_dtype(self.embed_tokens.weight))
+        return self._call(cache, input_ids, positions, cache, documents, state)
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None,
+        cache: KVCache | None,
+        documents: Tensor | None,
+        state: Any,
+    ) -> Tensor:
+        x, context = self._embedded(input_ids, positions, cache, documents, state)
         blocks = cast(Sequence[Block], self.layers)
         for layer in blocks:
             layer.prepare(x, context)
@@ -150,16 +160,36 @@ class Transformer(Compilable):
             else:
                 x, branch = layer(_sum(x, branch), of_block), None
         if cache is not None and self.uses_cache:
-            cache.advance(seq)
+            cache.advance(input_ids.shape[1])
         out: Tensor = self.norm(_sum(x, branch))
         return out
 
     def _embedded(
-        self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None, documents: Tensor | None
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None,
+        cache: KVCache | None,
+        documents: Tensor | None,
+        state: Any,
     ) -> tuple[Tensor, Context]:
         """What enters the first block, (batch, seq, hidden), and what all blocks share."""
-        seq, position = input_ids.shape[1], self.embed_positions
-        mask: Mask | None = None if cache is None else cache.mask(seq)
+        position = self.embed_positions
+        mask: Mask | None = None if cache is None else cache.mask(input_ids.shape[1])
+        positions, spans = self._positions(input_ids, positions, cache, documents)
+        x = self.embed_tokens(input_ids)
+        x = self.dropout(checked("position", position, position.embed(x, positions), x))
+        dtype = matmul_dtype(x)  # of queries, keys and values
+        if spans is not None:
+            mask = self._mask_of(spans, dtype)
+        if state is None:
+            state = position.prepare(positions, dtype)
+        return x, Context(positions, position, Shared(), state, cache, spans, mask)
+
+    def _positions(
+        self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None, documents: Tensor | None
+    ) -> tuple[Tensor, Spans | None]:
+        """Where the tokens are, and the documents that they see."""
+        seq = input_ids.shape[1]
         spans: Spans | None = None
         if documents is not None:
             if cache is not None or documents.shape != input_ids.shape:
@@ -171,12 +201,7 @@ class Transformer(Compilable):
             positions = torch.arange(seq, device=input_ids.device) - spans.start if positions is None else positions
         if positions is None:
             positions = torch.arange(seq, device=input_ids.device) if cache is None else cache.positions(seq)
-        x = self.embed_tokens(input_ids)
-        x = self.dropout(checked("position", position, position.embed(x, positions), x))
-        dtype = matmul_dtype(x)  # of queries, keys and values
-        if spans is not None:
-            mask = self._mask_of(spans, dtype)
-        return x, Context(positions, position, Shared(), position.prepare(positions, dtype), cache, spans, mask)
+        return positions, spans
 
     @property
     def uses_cache(self) -> bool:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 from torch.nn.parallel import DistributedDataParallel
@@ -296,6 +297,51 @@ def test_the_model_is_compiled_as_one():
     ]
     assert torch.equal(*texts)
     assert counter.frame_count == 1
+
+
+class Graphs:
+    """A backend that keeps the graphs that it compiles."""
+
+    def __init__(self):
+        self.found = []
+
+    def __call__(self, graph, inputs):
+        self.found.append(graph)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 2.0}], ids=["plain", "scaled"])
+def test_a_model_compiled_as_one_gets_its_rotation_from_outside(documents, scaling):
+    """With the bits of compiled blocks, but for the last norm, which another code computes outside of them."""
+    config, backend = ModelConfig(**SIZES, num_attention_heads=4, rope_scaling=scaling), Graphs()
+    _, blocks = with_compiled_blocks(config, backend="aot_eager")
+    whole = LanguageModel(config)
+    whole.configure_model()
+    whole.load_state_dict(blocks.state_dict())
+    for model in (whole, blocks):
+        model.transformer.norm = torch.nn.Identity()
+    whole.transformer.compile(backend=backend, fullgraph=True)
+    batch = a_batch()
+    if documents:
+        batch["documents"] = torch.arange(32).expand(4, 32) // 5
+    with torch.autocast("cpu", torch.bfloat16):
+        results = [step(model, model.loss, batch) for model in (whole, blocks)]
+    assert all(map(torch.equal, *results))
+    (graph,) = backend.found
+    names = {getattr(node.target, "__name__", node.target) for node in graph.graph.nodes}
+    assert not names & {"cos", "sin", "pow", "rpow", "arange"} - ({"arange"} if documents else set())
+    assert {"cat", "mul"} <= names
+
+
+@pytest.mark.slow
+def test_the_compiled_model_computes_no_angles():
+    model = LanguageModel(ModelConfig(**SIZES, num_attention_heads=3), compile_mode="default", compile_scope="model")
+    model.configure_model()
+    with torch.autocast("cpu", torch.bfloat16):
+        _, codes = run_and_get_code(lambda: step(model, model.loss, a_batch()))
+    assert len(codes) == 2
+    assert all(kernels_of(code) and not re.search(r"cos\(|sin\(|pow\(", code) for code in codes)
 
 
 def test_a_copy_computes_with_its_own_weights():
