@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
+_LIBRARIES: dict[str, library.Library] = {}  # by operator: it is removed with its library, as when a file is reloaded
+
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
@@ -100,9 +102,13 @@ def custom_op(
         save: Saves inputs and results for backward: called with a context, the inputs and the results.
         gradients: Its backward, called with that context and the gradients of the results.
     """
-    schema = f"({arguments}) -> Tensor[]"
-    operator = library.custom_op(f"lightning_llm::{name}", run, mutates_args=(), schema=schema)
-    operator.register_fake(shapes)
+    # torch's decorator custom_op does the same, and checks at each call whether results are inputs, which takes longer
+    own = _LIBRARIES[name] = library.Library("lightning_llm", "FRAGMENT")
+    qualified = f"lightning_llm::{name}"
+    own.define(f"{name}({arguments}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+    own.impl(name, run, "CompositeExplicitAutograd")
+    library.register_fake(qualified, shapes, lib=own)
     if gradients is not None:
-        operator.register_autograd(gradients, setup_context=save)
+        library.register_autograd(qualified, gradients, setup_context=save, lib=own)
+    operator: Callable[..., list[Tensor]] = getattr(torch.ops.lightning_llm, name).default
     return operator

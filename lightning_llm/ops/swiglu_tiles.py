@@ -54,11 +54,11 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, saves: bool
     a = x.new_empty(rows, width, dtype=options.dtype) if saves else g  # without saving, a overwrites g
     for block in sizes.slices(tokens, rows):
         size = block.stop - block.start
-        target = block if saves else slice(size)
-        h = normalized(x[block], weights.norm, options)
-        torch.mm(h, gate.t(), out=g[target])
-        torch.mm(h, up.t(), out=u[target])
-        torch.mm(gate_forward(g[target], u[target], a[:size]), down.t(), out=flat_y[block])
+        target = block if saves else slice(0, size)
+        h = normalized(_part(x, block), weights.norm, options)
+        of_gate = torch.mm(h, gate.t(), out=_part(g, target))
+        of_up = torch.mm(h, up.t(), out=_part(u, target))
+        torch.mm(gate_forward(of_gate, of_up, _part(a, slice(0, size))), down.t(), out=_part(flat_y, block))
     return [y, g, u] if saves else [y]
 
 
@@ -137,23 +137,23 @@ def _add_block(
     """
     dtype, norm = options.dtype, weights.norm
     need_gating = work.dh_dtype is not None or work.d_weights[0] is not None or work.d_weights[1] is not None
-    x, dy = x[block], dy[block].contiguous()
-    dx = None if work.dx is None else work.dx[block]
+    x, dy = _part(x, block), _part(dy, block).contiguous()
+    dx = None if work.dx is None else _part(work.dx, block)
     h = normalized(x, norm, options)
     dh = None
     if work.dh_dtype is not None:  # it is dx itself where that is no further sum and has its dtype
         is_dx = dx is not None and norm is None and dx.dtype == work.dh_dtype
         dh = dx if is_dx else x.new_empty(x.shape, dtype=work.dh_dtype)
     for chunk in sizes.slices(weights.gate.shape[0], work.columns):
-        gate, up = (weight[chunk].to(dtype) for weight in weights[:2])
+        gate, up = (_part(weight, chunk).to(dtype) for weight in weights[:2])
         shape = x.shape[0], chunk.stop - chunk.start
-        a, da, dg, *gu = (buffer[: shape[0] * shape[1]].view(shape) for buffer in work.buffers)
+        a, da, dg, *gu = (_part(buffer, slice(0, shape[0] * shape[1])).view(shape) for buffer in work.buffers)
         if saved:
-            g, u = (tensor[block, chunk] for tensor in saved)
+            g, u = (_columns(_part(tensor, block), chunk) for tensor in saved)
         else:
             g, u = torch.mm(h, gate.t(), out=gu[0]), torch.mm(h, up.t(), out=gu[1])
         if need_gating:
-            torch.mm(dy, weights.down[:, chunk].to(dtype), out=da)
+            torch.mm(dy, _columns(weights.down, chunk).to(dtype), out=da)
             gate_backward(g, u, da, a, dg)
         else:
             gate_forward(g, u, a)
@@ -161,7 +161,7 @@ def _add_block(
         pairs = ((dg.t(), h), (du.t(), h), (dy.t(), a))
         for d_weight, (left, right), by_columns in zip(work.d_weights, pairs, (False, False, True), strict=True):
             if d_weight is not None:
-                part = d_weight[:, chunk] if by_columns else d_weight[chunk]
+                part = _columns(d_weight, chunk) if by_columns else _part(d_weight, chunk)
                 matmul_into(part, left, right, accumulate=block.start > 0)
         if dh is not None:
             _add_chunk(dh, dg, du, gate, up, work.buffers[0], accumulate=chunk.start > 0)  # a is not needed anymore
@@ -218,6 +218,15 @@ def gate_backward(g: Tensor, u: Tensor, da: Tensor, a: Tensor, dg: Tensor) -> No
 def normalized(x: Tensor, norm: Tensor | None, options: Options) -> Tensor:
     """(rows, hidden): the input of the matmuls."""
     return x.to(options.dtype) if norm is None else normalize(x, norm, options.norm_eps, options.dtype)[0]
+
+
+def _part(tensor: Tensor, rows: slice) -> Tensor:
+    """The rows of a tensor; the tensor itself where it has no others, since a small step waits for each view."""
+    return tensor if rows.stop - rows.start == tensor.shape[0] else tensor[rows]
+
+
+def _columns(matrix: Tensor, columns: slice) -> Tensor:
+    return matrix if columns.stop - columns.start == matrix.shape[1] else matrix[:, columns]
 
 
 def flat(tensor: Tensor) -> Tensor:
