@@ -59,7 +59,9 @@ INTERFACES = {  # by owner: names, and what the code relies on
         (f"torch._utils {name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")), NAMED
     ),
     "torch.cuda.memory": dict.fromkeys(("_record_memory_history", "_dump_snapshot"), "the snapshot of the allocator"),
-    "torch.utils._python_dispatch": {"_get_current_dispatch_mode": "an operator mode watches: nothing is replayed"},
+    "torch.utils._python_dispatch": {
+        "_get_current_dispatch_mode": "an operator mode watches: nothing is replayed or tried"
+    },
     "torch.utils.tensorboard.SummaryWriter": {"_get_file_writer": "takes a summary protobuf: the custom scalars"},
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": {
         "_should_accumulate": "false after the last micro-batch of a step; a test below holds it"

@@ -134,7 +134,10 @@ class Operators(Graph):
     # -- ours: sums of matmuls ----------------------------------------------------------------------------------------
 
     def _scratch_of_sum(self, elements: int, *, accumulates: bool) -> None:
-        """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added."""
+        """``matmul_into`` a wider dtype: on CUDA the product is wide, and needs no buffer unless it is added.
+
+        It is counted even if the matmul adds it itself, which only a GPU can tell.
+        """
         if self.device != "cuda" or accumulates:
             self.scratch((elements, FLOAT32 if self.device == "cuda" else self.matmul_size))
 
@@ -354,7 +357,7 @@ class Operators(Graph):
         if d_hidden.itemsize != size:
             self._scratch_of_sum(rows * width, accumulates=False)
         if size != FLOAT32:
-            self._scratch_of_sum(width * min(sizes.vocab_block(self.device), vocab), accumulates=True)
+            self._scratch_of_sum(width * min(sizes.vocab_block(self.device), vocab), accumulates=rows < tokens)
         del h
         return [
             d_hidden,

@@ -103,10 +103,11 @@ def custom_op(
         gradients: Its backward, called with that context and the gradients of the results.
     """
     # torch's decorator custom_op does the same, and checks at each call whether results are inputs, which takes longer
-    own = _LIBRARIES[name] = library.Library("lightning_llm", "FRAGMENT")
+    own = _LIBRARIES[name] = library.Library("lightning_llm", "FRAGMENT")  # type: ignore[no-untyped-call]
     qualified = f"lightning_llm::{name}"
-    own.define(f"{name}({arguments}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
-    own.impl(name, run, "CompositeExplicitAutograd")
+    schema, tags = f"{name}({arguments}) -> Tensor[]", (torch.Tag.pt2_compliant_tag,)
+    own.define(schema, tags=tags)  # type: ignore[no-untyped-call]
+    own.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     library.register_fake(qualified, shapes, lib=own)
     if gradients is not None:
         library.register_autograd(qualified, gradients, setup_context=save, lib=own)

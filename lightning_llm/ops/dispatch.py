@@ -8,6 +8,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
@@ -20,15 +21,42 @@ def matmul_into(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool) -
     """Computes ``out = left @ right``, or ``out += left @ right`` to accumulate.
 
     ``out`` has the dtype of the factors or, so that no bits of a sum are lost, a wider one. On CUDA the matmul itself
-    gives that; elsewhere each product is rounded to the dtype of the factors first.
+    gives that, and adds to ``out`` where it can; elsewhere each product is rounded to the dtype of the factors first.
     """
     if out.dtype == left.dtype:
         out.addmm_(left, right) if accumulate else torch.mm(left, right, out=out)
     elif left.is_cuda and torch.version.hip is None:
-        out.add_(torch.mm(left, right, out.dtype)) if accumulate else torch.mm(left, right, out.dtype, out=out)
+        if not accumulate:
+            torch.mm(left, right, out.dtype, out=out)
+        elif _has_values() and adds_in_matmul(left.dtype, left.device):
+            torch.addmm(out, left, right, out.dtype, out=out)
+        else:
+            out.add_(torch.mm(left, right, out.dtype))
     else:
         product = torch.mm(left, right)
         out.add_(product) if accumulate else out.copy_(product)
+
+
+def _has_values() -> bool:
+    """Whether a matmul may be tried: not where a mode handles the operators, such as that of tensors without values."""
+    return _get_current_dispatch_mode() is None
+
+
+@cache
+def adds_in_matmul(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a matmul of ``dtype`` can add to a float32 sum itself, with the bits of an addition after it; tried once.
+
+    Some versions of torch and some devices cannot (https://github.com/pytorch/pytorch/issues/154086).
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    left, right, total = (torch.randn(768, 768, device=device, generator=generator) for _ in range(3))
+    left, right = left.to(dtype), right.to(dtype)
+    try:
+        expected = total + torch.mm(left, right, torch.float32)
+        torch.addmm(total, left, right, torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return torch.equal(total, expected)
 
 
 def kernels_for(tensor: Tensor) -> ModuleType | None:
