@@ -147,6 +147,35 @@ def test_the_fused_kernels_of_a_block(mlp, most):
     assert all(0 < len(kernels_of(code)) <= limit for code, limit in zip(codes, most, strict=True))
 
 
+def saved_bytes(layers, mlp):
+    """What the forward pass of a model with compiled blocks saves for backward, without its parameters."""
+    torch.compiler.reset()
+    sizes = {**SIZES, "intermediate_size": 128, "num_hidden_layers": layers, "num_attention_heads": 3}
+    model, found = Transformer(ModelConfig(**sizes, mlp=mlp), seed=0), {}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    for layer in model.layers:
+        layer.compile(backend="aot_eager_decomp_partition")
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        out = model(a_batch()["input_ids"])
+    assert out.requires_grad  # and what it saves is alive, each at its own address
+    return sum(found.values())
+
+
+@pytest.mark.parametrize(("mlp", "most"), [("memory_optimized_swiglu", 18), ("swiglu", 24)])
+def test_a_compiled_block_saves_no_more_than_its_operators_ask_for(mlp, most):
+    """In units of tokens × hidden in bfloat16, with the probabilities of short attention."""
+    unit = 4 * 32 * SIZES["hidden_size"] * 2
+    units = (saved_bytes(3, mlp) - saved_bytes(2, mlp)) / unit
+    assert most - 1 < units <= most
+
+
 def test_only_usual_blocks_that_are_compiled_and_not_hooked_leave_their_sum():
     context = context_of(3)
 
