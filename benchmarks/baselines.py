@@ -18,7 +18,8 @@ import contextlib
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +29,11 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import Callback
 
+from benchmarks.cpu_clock import age_of_process
 from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
-from benchmarks.steps import plain_step, state_of_gpu, what_ran
+from benchmarks.profiles import Profile
+from benchmarks.steps import CLIP, plain_step, what_ran
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
 from lightning_llm.bench.processes import in_fresh_processes
@@ -65,16 +68,33 @@ LossOf = Callable[[Any, torch.Tensor, torch.Tensor], Any]  # of a model, inputs 
 
 
 class Found(NamedTuple):
-    """Of each step after the warm-up the seconds and, on a CPU, those of its matmuls alone; and a peak in bytes.
+    """What the steps of one side took.
 
-    The peak is that of CUDA's allocator or, on a CPU, of the whole process, before it multiplies alone. ``gpu`` is the
-    state of the GPU while it was busy with the last steps.
+    Attributes:
+        seconds: Of each timed step.
+        matmul_seconds: On a CPU, of each timed step's matmuls alone.
+        peak_bytes: By CUDA's allocator or, on a CPU, of the whole process, before it multiplies alone.
+        window: When the timed steps began and ended, in seconds since 1970.
+        first_step_s: From the start of the process to the end of its first step.
+        host_seconds: Of each step that began with an empty queue, the host's time by phase.
+        profile: The kernels of the profiled steps; ``None`` without such steps.
     """
 
     seconds: list[float]
     matmul_seconds: list[float]
     peak_bytes: int
-    gpu: dict[str, float]
+    window: tuple[float, float]
+    first_step_s: float
+    host_seconds: list[dict[str, float]]
+    profile: dict[str, Any] | None
+
+
+class Stages(NamedTuple):
+    """How many steps follow the warm-up: timed ones, some from an empty queue, and profiled ones."""
+
+    timed: int
+    host: int = 0
+    profiled: int = 0
 
 
 VARIANTS = {  # the side, whether freed memory is kept, and whether it is compiled
@@ -91,6 +111,9 @@ VARIANTS = {  # the side, whether freed memory is kept, and whether it is compil
     "liger (compiled)": ("liger", False, True),
     "ours (compiled)": ("ours", True, True),
     "ours (compiled as one)": ("ours as one", True, True),
+    "ours, standard MLP (compiled)": ("ours, standard MLP", True, True),
+    "ours (captured)": ("ours captured", True, False),
+    "ours (compiled, captured)": ("ours captured", True, True),
 }
 
 
@@ -101,7 +124,7 @@ def run(request: Request) -> Iterator[Row]:
         if name in VARIANTS and name not in here:
             raise ValueError(f"variants {name!r}: {lacking(name, request.device)}, or leave it out")
     results_of = request.interleaved({name: partial(run_side, name, request) for name in request.chosen(here)})
-    seconds = {name: [one["median_s"] for one in results] for name, results in results_of.items()}
+    seconds = {name: [statistics.median(one["seconds"]) for one in results] for name, results in results_of.items()}
     for name, results in results_of.items():
         shares = [share for one in results for share in one["shares"]]  # of all steps of all rounds
         quantiles = ratios(shares, [1] * len(shares)) if shares else {}
@@ -121,82 +144,146 @@ def lacking(name: str, device: str) -> str:
     missing = [package.replace("_", "-") for package in PACKAGES.get(side, []) if find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed; python -m pip install {missing[0]}"
-    return "its kernels need CUDA; measure it with --device cuda" if (side, device) == ("liger", "cpu") else ""
+    needs_cuda = side in ("liger", "ours captured")
+    return "it needs CUDA; measure it with --device cuda" if needs_cuda and device == "cpu" else ""
 
 
 def run_side(name: str, request: Request, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """One variant in a process of its own, as :func:`measure` finds it."""
-    job = {"sizes": request.sizes, "dtype": request.dtype, "device": request.device, "steps": STEPS[request.device]}
-    how = dict(zip(("side", "keep_freed_memory", "compiled"), VARIANTS[name], strict=True))
-    return in_fresh_processes(measure, [{**job, **how}], name=name, environment=environment)[0]
+    job = job_of(name, request, Stages(STEPS[request.device]))
+    return in_fresh_processes(measure, [job], name=name, environment=environment)[0]
+
+
+def job_of(name: str, request: Request, stages: Stages, **fields: Any) -> dict[str, Any]:
+    """What :func:`measure` is called with; the fields are options of our model."""
+    job = {"sizes": request.sizes, "dtype": request.dtype, "device": request.device, "stages": stages, "fields": fields}
+    return {**job, **dict(zip(("side", "keep_freed_memory", "compiled"), VARIANTS[name], strict=True))}
 
 
 class Steps(Callback):
-    """Times the steps after the warm-up and, on a CPU, the matmuls alone after each of them (:func:`matmuls_of`)."""
+    """Measures steps after a warm-up, stage by stage, as the Trainer or a plain loop runs them.
 
-    def __init__(self, model: Any, sizes: ShapeSizes, dtype: str, device: str, *, cuts_head: bool = False) -> None:
+    On a CPU, each timed step is followed by its matmuls alone (:func:`matmuls_of`).
+    """
+
+    def __init__(
+        self, model: Any, sizes: ShapeSizes, dtype: str, device: str, stages: Stages, *, cuts_head: bool = False
+    ) -> None:
         matmul_dtype = torch.bfloat16 if dtype.startswith("bf") else torch.float32
         self._make_alone = partial(matmuls_alone, model, sizes, matmul_dtype, cuts_head=cuts_head)
         self._alone: Callable[[], None] | None = None
-        self._clock, self._device, self._done = PhaseClock(device), device, 0
-        self.warm_up = WARM_UP[device]
-        self._high_water = 0
+        self._clock, self._host = PhaseClock(device), PhaseClock()
+        self._device, self._done = device, 0
+        self._warm_up, self._stages = WARM_UP[device], stages
+        self.total = self._warm_up + sum(stages)
+        self._timed_end = self._warm_up + stages.timed
+        self._host_end = self._timed_end + stages.host
+        self._profile = Profile(device, stages.profiled)
+        self._high_water, self._first_step_s = 0, 0.0
+        self._window = [0.0, 0.0]
+        self._seconds: dict[str, float] = {}
+        self._host_seconds: list[dict[str, float]] = []
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """A step has ended, of the Trainer or of a plain loop; the next one begins when this returns."""
+        """A step has ended; the next one begins when this returns."""
         self._done += 1
-        self._clock.mark(f"step {self._done}")  # nothing for the first one
-        if self._done > self.warm_up and self._device == "cpu":
-            if self._alone is None:  # they have buffers too, and are slow at their first call
-                self._high_water, self._alone = high_water_bytes(), self._make_alone()
-                self._alone()
-            self._clock.start()
-            self._alone()
-            self._clock.mark(f"matmuls {self._done}")
+        if self._done == 1:
+            now(self._device)
+            self._first_step_s = age_of_process()
+        if self._warm_up < self._done <= self._timed_end:
+            self._clock.mark(f"step {self._done}")
+            if self._device == "cpu":
+                self._time_matmuls()
+        elif self._timed_end < self._done <= self._host_end:
+            self._host.mark("optimizer")
+            self._host_seconds.append(self._host.take())
+        if self._done == self._warm_up:
+            self._window[0] = time.time()
+        if self._done == self._timed_end:
+            now(self._device)
+            self._window[1] = time.time()
+            self._seconds = self._clock.take()
+        if self._timed_end <= self._done < self._host_end:
+            now(self._device)  # the queue is empty
+            self._host.start()
+        if self._done == self._host_end:
+            self._profile.start()
+        if self._done == self.total:
+            self._profile.stop()
         self._clock.start()
+
+    def on_before_backward(self, *args: Any, **kwargs: Any) -> None:
+        """The host has launched the forward pass."""
+        if self._is_host_step:
+            self._host.mark("forward")
+
+    def on_after_backward(self, *args: Any, **kwargs: Any) -> None:
+        """The host has launched the backward pass."""
+        if self._is_host_step:
+            self._host.mark("backward")
+
+    @property
+    def _is_host_step(self) -> bool:
+        return self._timed_end <= self._done < self._host_end
+
+    def _time_matmuls(self) -> None:
+        if self._alone is None:  # they have buffers too, and are slow at their first call
+            self._high_water, self._alone = high_water_bytes(), self._make_alone()
+            self._alone()
+        self._clock.start()
+        self._alone()
+        self._clock.mark(f"matmuls {self._done}")
 
     def found(self, peak_bytes: int) -> Found:
         """What was measured; the peak is that of a GPU's allocator."""
-        gpu = state_of_gpu() if self._device == "cuda" else {}  # before it has caught up
-        now(self._device)
-        taken = self._clock.take()
-        kinds = ([s for name, s in taken.items() if name.startswith(kind)] for kind in ("step", "matmuls"))
+        kinds = ([s for name, s in self._seconds.items() if name.startswith(kind)] for kind in ("step", "matmuls"))
         seconds, matmul_seconds = kinds
-        return Found(seconds[self.warm_up - 1 :], matmul_seconds, self._high_water or peak_bytes, gpu)
+        return Found(
+            seconds,
+            matmul_seconds,
+            self._high_water or peak_bytes,
+            (self._window[0], self._window[1]),
+            self._first_step_s,
+            self._host_seconds,
+            self._profile.found(),
+        )
 
 
 def ours(
     sizes: ShapeSizes,
     dtype: str,
     device: str,
-    steps: int,
+    stages: Stages,
     *,
     compiled: bool = False,
     scope: Literal["blocks", "model"] = "blocks",
-    callbacks: Sequence[Callback] = (),
+    capture: bool = False,
     **fields: Any,
 ) -> Found:
     """Each step of ``fit``, including all that happens between the ends of two steps.
 
-    No checkpoint is saved and the initial values are not hashed, which at 1.3 billion parameters would take longer than
-    the steps. ``dtype`` may be a precision of the Trainer as well, ``scope`` is what is compiled as one, ``callbacks``
-    are called after the clock's, and ``fields`` are options of the model.
+    No checkpoint is saved, the initial values are not hashed, and the model is not moved to the CPU at the end: at 1.3
+    billion parameters, these would take longer than the steps. ``dtype`` may be a precision of the Trainer as well,
+    ``scope`` is what is compiled as one, ``capture`` is the Trainer's, and ``fields`` are options of the model.
     """
     context, rows = sizes["context"], sizes["rows"]
     with tempfile.TemporaryDirectory(prefix="bench-baselines-") as name, open(os.devnull, "w") as nowhere:
-        store = make_store(Path(name, "store"), vocab=sizes["vocab"], tokens=(context + 1) * rows * 4)
-        data = TokenDataModule(store=store, context_length=context, global_batch_size=rows)
-        profiler = MemoryProfiler()
         mode: Literal["default"] | None = "default" if compiled else None
         model = LanguageModel(model_config(sizes, **fields), compile_mode=mode, compile_scope=scope)
-        timed = Steps(model, sizes, dtype, device, cuts_head=True)
+        timed = Steps(model, sizes, dtype, device, stages, cuts_head=True)
+        # a window of its own for each row of each step: the power that a GPU takes depends on the data
+        store = make_store(Path(name, "store"), vocab=sizes["vocab"], tokens=(context + 1) * rows * timed.total)
+        data = TokenDataModule(store=store, context_length=context, global_batch_size=rows)
+        profiler = MemoryProfiler()
         silent = contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)
         with silent[0], silent[1], patch.object(inputs, "tensor_hash", return_value="not hashed"):
-            run: dict[str, Any] = {"max_steps": timed.warm_up + steps, "accelerator": device, "devices": 1}
-            run |= {"precision": PRECISIONS.get(dtype, dtype), "log_every_n_steps": min(10, timed.warm_up + steps)}
+            run: dict[str, Any] = {"max_steps": timed.total, "accelerator": device, "devices": 1}
+            run |= {"precision": PRECISIONS.get(dtype, dtype), "log_every_n_steps": min(10, timed.total)}
             run |= {"limit_val_batches": 0, "gradient_clip_val": 1.0, "enable_checkpointing": False}
-            trainer = Trainer(**run, default_root_dir=name, callbacks=[timed, *callbacks, profiler])
-            trainer.fit(model, datamodule=data)
+            run |= {"capture": True} if capture else {}
+            trainer = Trainer(**run, default_root_dir=name, callbacks=[timed, profiler])
+            with patch.object(trainer.strategy, "teardown"):
+                trainer.fit(model, datamodule=data)
     # the profiler restarts CUDA's own high-water at each phase, and knows the highest
     return timed.found(int(profiler.highest_gib * GIB))
 
@@ -231,7 +318,9 @@ def _litgpt(sizes: ShapeSizes) -> tuple[Any, LossOf]:
     return model, lambda run, ids, targets: chunked_cross_entropy(run(ids), targets, chunk_size=0)
 
 
-def plain_loop(side: str, sizes: ShapeSizes, dtype: str, device: str, steps: int, *, compiled: bool = False) -> Found:
+def plain_loop(
+    side: str, sizes: ShapeSizes, dtype: str, device: str, stages: Stages, *, compiled: bool = False
+) -> Found:
     """Each step of the plain loop of a side's users."""
     model, loss = PLAIN[side](sizes)
     if compiled:  # torch 2.11 cannot trace Liger-Kernel's head with loss
@@ -239,10 +328,20 @@ def plain_loop(side: str, sizes: ShapeSizes, dtype: str, device: str, steps: int
     model.to(device).train()
     is_fused = device == "cuda" or side in ("transformers", "liger")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=is_fused)
-    timed = Steps(model, sizes, dtype, device)
-    for _ in range(timed.warm_up + steps):
+    timed = Steps(model, sizes, dtype, device, stages)
+
+    def loss_of(ids: torch.Tensor) -> Any:
+        value = loss(model, ids, ids.roll(-1, 1))
+        timed.on_before_backward()
+        return value
+
+    def clip(*given: Any) -> None:
+        timed.on_after_backward()
+        CLIP(*given)
+
+    for _ in range(timed.total):
         ids = torch.randint(sizes["vocab"], (sizes["rows"], sizes["context"]), device=device)
-        plain_step(partial(loss, model, ids, ids.roll(-1, 1)), model, optimizer, device=device, dtype=dtype)
+        plain_step(partial(loss_of, ids), model, optimizer, device=device, dtype=dtype, clip=clip)
         optimizer.zero_grad()
         timed.on_train_batch_end()
     return timed.found(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
@@ -250,11 +349,12 @@ def plain_loop(side: str, sizes: ShapeSizes, dtype: str, device: str, steps: int
 
 PLAIN = {"transformers": _transformers, "liger": _liger, "litgpt": _litgpt, "nanogpt": _nanogpt}
 SIDES: dict[str, Callable[..., Found]] = {side: partial(plain_loop, side) for side in PLAIN}
-SIDES |= {"ours": ours, "ours as one": partial(ours, scope="model")}
+SIDES |= {"ours": ours, "ours as one": partial(ours, scope="model"), "ours captured": partial(ours, capture=True)}
+SIDES |= {"ours, standard MLP": partial(ours, mlp="swiglu")}
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """The median seconds and the peak bytes of one side, of each step the share of its matmuls, and what ran.
+    """What :class:`Found` has of one side; the share of its matmuls in each step, and what ran.
 
     Compiled code that meets the limit of recompiles would run eagerly: here that is an error.
     """
@@ -265,11 +365,11 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     restart_high_water()
     before = resident_bytes() if device == "cpu" else 0
-    given = (job["sizes"], job["dtype"], device, job["steps"])
-    seconds, alone, peak, gpu = SIDES[job["side"]](*given, compiled=job["compiled"])
-    shares = [one / step for one, step in zip(alone, seconds, strict=False)]
-    ran = {**what_ran(job["sizes"], job["dtype"], device), **gpu}
-    return {"median_s": statistics.median(seconds), "peak_bytes": peak - before, "shares": shares, "ran": ran}
+    given = (job["sizes"], job["dtype"], device, Stages(*job["stages"]))
+    found = SIDES[job["side"]](*given, compiled=job["compiled"], **job["fields"])
+    shares = [one / step for one, step in zip(found.matmul_seconds, found.seconds, strict=False)]
+    ran = what_ran(job["sizes"], job["dtype"], device)
+    return {**found._asdict(), "peak_bytes": found.peak_bytes - before, "shares": shares, "ran": ran}
 
 
 BENCH = Bench(

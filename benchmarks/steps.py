@@ -1,4 +1,4 @@
-"""What several benchmarks time, and what ran: the code, the kernel of attention, the state of the GPU.
+"""What several benchmarks time, and what ran: the code, the kernel of attention.
 
 Timed are the step of a plain loop, the seconds of a call, and processes that step together.
 """
@@ -22,12 +22,18 @@ from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.distributed import leave_groups
 
-Clip = Callable[[Iterable[Tensor], float], object] | None
+Clip = Callable[[Iterable[Tensor], float], object]
 CLIP: Clip = nn.utils.clip_grad_norm_
 
 
 def plain_step(
-    loss: Callable[[], Any], model: nn.Module, optimizer: Any, *, device: str, dtype: str = "float32", clip: Clip = CLIP
+    loss: Callable[[], Any],
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    device: str,
+    dtype: str = "float32",
+    clip: Clip | None = CLIP,
 ) -> None:
     """Forward under autocast, backward, clipping at 1, and the optimizer; the gradients are still there afterwards.
 
@@ -91,13 +97,3 @@ def utilization(config: ModelConfig, context: int, tokens_per_s: float, device: 
     except (ValueError, KeyError):
         return None
     return step_flops(config, tokens=1, context_length=context).model * tokens_per_s / peak
-
-
-def state_of_gpu() -> dict[str, float]:
-    """Clock of the multiprocessors, power and temperature now; what the driver does not tell is left out."""
-    readings = {"sm_mhz": (torch.cuda.clock_rate, 1), "watts": (torch.cuda.power_draw, 1e-3)}
-    state = {}
-    for name, (read, factor) in {**readings, "celsius": (torch.cuda.temperature, 1)}.items():
-        with contextlib.suppress(Exception):  # nvidia-ml-py is not installed, or the driver refuses: no reason to end
-            state[name] = read() * factor
-    return state

@@ -90,7 +90,7 @@ def tasks(machine: Machine) -> list[Task]:
             yield Task(f"MLP {shape} {dtype}", seconds, run, must=shape == LARGEST)
 
     return [
-        Task("gpu tests", 200, partial(_gpu_tests, machine), must=True),
+        Task("gpu tests", 200, partial(gpu_tests, machine, ""), must=True),
         *mlps("float32", 75),
         *(Task(f"loss {shape} {dtype}", 18, partial(_losses, machine, shape, dtype), True) for shape, dtype in losses),
         *(
@@ -101,8 +101,12 @@ def tasks(machine: Machine) -> list[Task]:
     ]
 
 
-def _gpu_tests(machine: Machine) -> Iterator[Row]:
-    """The outcome of every test that is marked ``gpu``; in a dry run of one file, whose tests are skipped."""
+def gpu_tests(machine: Machine, chosen: str) -> Iterator[Row]:
+    """The outcome of every chosen test that is marked ``gpu``; in a dry run of one file, whose tests are skipped.
+
+    ``chosen`` is an expression of pytest's ``-k``, if the command does not give another one; empty: all.
+    """
+    chosen = chosen if machine.tests is None else machine.tests
     if not find_spec("pytest"):
         yield machine.row("gpu tests", error="pytest is not installed", is_missing=True)
         return
@@ -112,6 +116,8 @@ def _gpu_tests(machine: Machine) -> Iterator[Row]:
         options = ["-q", "-m", "gpu", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
         if find_spec("xdist") and not machine.dry_run:  # most of them compile: 105 s instead of 295 on 16 cores
             options += ["-p", "xdist", "-n", "10", "--dist", "worksteal"]
+        if chosen and not machine.dry_run:
+            options += ["-k", chosen]
         words = ["pytest", *options, f"--junitxml={report}", *map(str, files[-1:] if machine.dry_run else files)]
         try:
             finish(*words, folder=ROOT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # a machine may have any plugins
@@ -177,7 +183,7 @@ def _peak(machine: Machine, name: str) -> Iterator[Row]:
         del square
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-    found = baselines.ours(sizes, precision, device, 1, **fields)
+    found = baselines.ours(sizes, precision, device, baselines.Stages(1), **fields)
     row = request.row(name, found.seconds, predicted_bytes=predicted, targets={"prediction_error": 0.05})
     if device == "cuda":
         row.peak_bytes, row.reserved_bytes = found.peak_bytes - before, torch.cuda.max_memory_reserved()

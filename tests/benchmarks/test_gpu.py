@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from fnmatch import fnmatch
@@ -12,10 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import steps
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import end_to_end, operators, runner, training
+from benchmarks.gpu import end_to_end, next_list, operators, runner, second_list, third_list, training
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.runner import Machine, run_part
 from benchmarks.plain_gpt import PlainGPT
@@ -97,7 +100,7 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, monk
         "missing": [("missing", None, "it is not installed")],
     }
     assert (tmp_path / "log.txt").read_text().split() == ["missing", "first", "raises", "dies"]  # must-haves first
-    assert not list(folders.iterdir())
+    assert not list(folders.glob(f"{runner.FOLDERS}*"))
     said = capsys.readouterr().out
     assert "0 of 5 measurements" in said
     assert "not measured, there was no time left: long; run the command again" in said
@@ -116,7 +119,7 @@ def test_rows_are_kept_and_only_what_is_missing_is_measured(part, tmp_path, monk
     }
     assert {row.task for row in rows} == {"first", "raises", "dies", "hangs", "missing"}
     assert "1 of 6 measurements" in capsys.readouterr().out
-    assert not list(folders.iterdir())
+    assert not list(folders.glob(f"{runner.FOLDERS}*"))
 
     (tmp_path / "log.txt").unlink()
     chosen = {"command": "the command", "limit_s": 200, "only": ["mis*", "raises"]}
@@ -200,39 +203,142 @@ def test_the_second_round_has_the_reverse_order():
     assert rounds[1] == rounds[0][::-1]
 
 
-def test_ours_is_compared_with_the_others_of_its_model():
-    def row(model, variant, speed):
-        return Row(model=model, variant=variant, tokens_per_s=speed, dtype="bfloat16")
+def _measured(model, variant, speed, **fields):
+    origin = {"machine": "NVIDIA H200", "torch": "2.13", "commit": "c0ffee", "code": "1"}
+    return Row(**{**origin, "model": model, "variant": variant, "tokens_per_s": speed, "dtype": "bfloat16", **fields})
 
-    rows = [row("124 M", training.OURS, 240), row("124 M", training.NANOGPT, 200), row("124 M", training.NANOGPT, 100)]
-    rows += [row("1.3 B", training.OURS, 30), row("1.3 B", training.LIGER, 20), row("1.3 B", training.NANOGPT, None)]
+
+def test_ours_is_compared_with_the_others_of_its_model():
+    rows = [_measured("124 M", training.OURS, 240), _measured("124 M", training.NANOGPT, 200)]
+    rows += [_measured("124 M", training.NANOGPT, 100), _measured("1.3 B", training.OURS, 30)]
+    rows += [_measured("1.3 B", training.LIGER, 20), _measured("1.3 B", training.NANOGPT, None)]
     training.derive(rows)
     assert (rows[0].over_nanogpt, rows[0].over_transformers) == (240 / 150, None)
     assert (rows[3].over_nanogpt, rows[3].over_transformers) == (None, 1.5)
     for speed, expected in ((15, 1.5), (25, 1.2)):  # the faster of both counts
-        training.derive([*rows, row("1.3 B", training.TRANSFORMERS, speed)])
+        training.derive([*rows, _measured("1.3 B", training.TRANSFORMERS, speed)])
         assert rows[3].over_transformers == expected
-    assert rows[0].targets == {"mfu": 0.50, "over_nanogpt": 1.15, "over_transformers": 1.3}
-    assert rows[3].targets["mfu"] == 0.55
-    assert rows[1].targets is None
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_f16_knob_7_64x128x64_4x1x1_kernel0_0", "attention"),
-        ("_gate_backward", "ours"),
-        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", "matmul"),
-        ("sm80_xmma_gemm_bf16f32_bf16f32_f32_nn_n_tilesize64x64x64_stage3", "matmul"),
-        ("void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdam>", "optimizer"),
-        ("Memcpy HtoD (Pinned -> Device)", "copy"),
-        ("triton_poi_fused_add_mul_3", "elementwise"),
-        ("void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>", "elementwise"),
-        ("ampere_something_new", "other"),
-    ],
-)
-def test_kernels_are_grouped_by_kind(kernel, kind):
-    assert training.kind_of(kernel) == kind
+@pytest.mark.parametrize("other", [{"machine": "NVIDIA H100"}, {"torch": "2.12"}, {"commit": "f00d"}, {"code": "2"}])
+def test_ratios_never_mix_cards_versions_or_code(other):
+    rows = [_measured("124 M", training.OURS, 240), _measured("124 M", training.NANOGPT, 200, **other)]
+    rows.append(_measured("124 M", training.OURS, 100, **other))
+    training.derive(rows)
+    assert [row.over_nanogpt for row in rows] == [None, None, 0.5]
+
+
+def test_targets_are_those_of_the_card():
+    rows = [
+        _measured("124 M", training.OURS, 1, machine=card) for card in ("NVIDIA H200", "NVIDIA H100 80GB", "toaster")
+    ]
+    training.derive(rows)
+    assert [row.targets for row in rows] == [{"over_nanogpt": 1.0, "over_transformers": 1.2}, {"mfu": 0.45}, None]
+
+
+def test_only_rows_of_the_same_card_torch_and_code_count_as_measured(part, tmp_path, monkeypatch):
+    record = runner.Record(part, Machine(inputs=tmp_path, dry_run=True), tmp_path, "the command")
+    record.add("first", [vars(Machine(inputs=tmp_path, dry_run=True).row("it", [1.0]))])
+    assert record.has("first")
+    for name in ("commit_of_package", "package_digest"):
+        with monkeypatch.context() as patched:
+            patched.setattr(runner, name, lambda: "another")
+            assert not runner.Record(part, Machine(inputs=tmp_path, dry_run=True), tmp_path, "").has("first")
+    content = json.loads(record.path.read_text())
+    for name in ("machine", "torch"):
+        changed = {**content, "rows": [{**content["rows"][0], name: "another"}]}
+        record.path.write_text(json.dumps(changed))
+        again = runner.Record(part, Machine(inputs=tmp_path, dry_run=True), tmp_path, "the command")
+        assert not again.has("first")
+    again.add("first", [vars(Machine(inputs=tmp_path, dry_run=True).row("it", [2.0]))])
+    kept = {row.torch: row.total_s for row in read_rows(record.path)}  # both, next to each other
+    assert kept == {"another": 1.0, torch.__version__: 2.0}
+
+
+def test_the_chosen_tests_are_those_of_the_command(monkeypatch, tmp_path):
+    asked = []
+
+    def finish(*words, **_):
+        asked.append(words[words.index("-k") + 1] if "-k" in words else None)
+        raise RuntimeError("no report")
+
+    monkeypatch.setattr(operators, "finish", finish)
+    for tests in (None, "test_one"):
+        for chosen in ("", "test_first"):
+            with pytest.raises(RuntimeError, match="no report"):
+                list(operators.gpu_tests(Machine(inputs=tmp_path, tests=tests), chosen))
+    assert asked == [None, "test_first", "test_one", "test_one"]
+
+
+def test_the_first_tests_exist():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in next_list.FIRST_TESTS.split(" or "):
+        assert f"def {name}" in tests
+
+
+def test_the_lists_fit_their_commands():
+    sums = {part: sum(task.seconds for task in part.tasks(Machine(inputs=Path()))) for part in (next_list, second_list)}
+    assert sums[next_list] <= 9.3 * 60
+    assert sums[second_list] <= 9 * 60
+
+
+def test_two_states_are_interleaved(tmp_path):
+    with pytest.raises(ValueError, match="compared has 0 folders with a lightning_llm: it takes two"):
+        third_list.tasks(Machine(inputs=tmp_path))
+    for name in ("old", "new"):
+        (tmp_path / "compared" / name / "lightning_llm").mkdir(parents=True)
+    names = [task.name for task in third_list.tasks(Machine(inputs=tmp_path))]
+    assert names[:4] == [f"124 M, {training.OURS}, {turn}" for turn in ("new, 1", "old, 1", "old, 2", "new, 2")]
+    rows = [_measured("124 M", training.OURS, 1, state=state, total_s=s) for state, s in (("new", 1.0), ("old", 2.0))]
+    rows.append(_measured("124 M", training.OURS, 1, state="old", total_s=9.0, machine="NVIDIA H100"))
+    third_list.derive(rows)
+    assert [row.over_other for row in rows] == [0.5, 2.0, None]
+
+
+QUESTIONS = """
+import importlib, torch
+asked = []
+for name in ("is_available", "device_count", "init", "_lazy_init"):
+    setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
+for module in {modules}:
+    importlib.import_module(module)
+print(asked)
+"""
+
+
+def test_what_is_loaded_before_a_fork_does_not_ask_for_cuda():
+    """Nothing forked from a process that has loaded CUDA can use it."""
+    words = [sys.executable, "-c", QUESTIONS.format(modules=runner.PRELOADED)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+COMPILE = """
+import sys, torch
+from pathlib import Path
+from benchmarks.gpu.runner import Machine
+from benchmarks.gpu.training import CompiledCode
+code = CompiledCode(Machine(inputs=Path("inputs"), out=Path("out")), "124 M, a side")
+was_loaded = code.load()
+torch.compile(lambda x: (2 * x).sin().sum())(torch.ones(100))
+code.save()
+print(was_loaded, torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
+"""
+
+
+def test_compiled_code_is_kept_for_another_machine(tmp_path):
+    said, script = [], tmp_path / "script.py"
+    script.write_text(COMPILE)
+    for number in range(2):
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"machine-{number}"), "PYTHONPATH": str(ROOT)}
+        (tmp_path / f"machine-{number}").mkdir()
+        words = [sys.executable, str(script)]
+        done = subprocess.run(
+            words, cwd=tmp_path, env={**os.environ, **caches}, capture_output=True, text=True, check=True
+        )
+        said.append(done.stdout.strip())
+        (tmp_path / "out").rename(tmp_path / "inputs") if number == 0 else None
+    assert said == ["False 0", "True 1"]
 
 
 def test_utilization_counts_the_flops_of_the_model(monkeypatch):
@@ -255,13 +361,17 @@ def test_the_plain_gpt_has_the_matrices_of_ours():
 
 
 PARTS = {"a": operators, "b": training, "c": end_to_end}
+PARTS |= {"next": next_list, "second": second_list, "third": third_list}
 # a few of those that differ in their config alone: each is a process
 SOME = {
     "a": ("gpu tests", "MLP *", "loss *", "peak: 1.3 B*", "peak: bf16-true", "peak: context 4096"),
     "b": ("124 M, ours, round 1", "124 M, nanogpt (compiled), round 1", "124 M, profile"),
     "c": ("resume", "asynchronous saving", "generation"),
+    "next": ("gpu tests", "probes", "124 M, nanogpt (compiled), profile", "Shakespeare, ours, *", "*captured*"),
+    "second": ("loss chunks", "124 M, 8 rows, ours, *", "DDP, optimize_ddp off", "FSDP2*", "resume*"),
+    "third": ("*old, 1", "*new, 2"),
 }
-EXCUSED = re.compile("is not installed|has none$")  # what the environment of a test may lack
+EXCUSED = re.compile("is not installed|has none$|it needs CUDA")  # what the environment of a test may lack
 
 
 @pytest.mark.slow
@@ -271,6 +381,8 @@ def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path
     part, inputs, out = PARTS[letter], tmp_path / "inputs", tmp_path / "out"
     inputs.mkdir()
     (inputs / "tinyshakespeare.txt").write_bytes(text_file.read_bytes())
+    for state in ("old", "new"):
+        shutil.copytree(ROOT / "lightning_llm", inputs / "compared" / state / "lightning_llm")
     words = [quick_processes.python, "-m", "benchmarks.gpu", "--part", letter, "--dry-run"]
     words += ["--inputs", str(inputs), "--out", str(out)]
     tasks = {task.name for task in part.tasks(Machine(inputs=inputs, dry_run=True))}
@@ -298,5 +410,7 @@ def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path
     assert {**again, **vars(first)} == again  # it may be completed from rows that came later
     assert path.with_suffix(".png").stat().st_size > 5000
     assert json.loads(path.read_text())["command"] == f"python -m benchmarks.gpu --part {letter} --dry-run"
+    if part is third_list:
+        assert all(row.package == str(inputs / "compared" / row.state) for row in rows)
     if part is end_to_end:
         assert all(row.same_bits for row in rows if row.variant.startswith("resume"))

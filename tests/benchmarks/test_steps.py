@@ -1,4 +1,4 @@
-"""The seconds of a call, process groups, and what is written beside a figure: compiled code, the state of a GPU."""
+"""The seconds of a call, process groups, the stages of a measurement, and what compiled code ran."""
 
 import time
 
@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import baselines
-from benchmarks.baselines import Found
-from benchmarks.steps import process_group, seconds_of, state_of_gpu
+from benchmarks.baselines import Found, Stages
+from benchmarks.steps import process_group, seconds_of
 from lightning_llm.bench.processes import in_fresh_processes
 from lightning_llm.bench.workloads import sizes_of
 
@@ -54,25 +54,25 @@ def side(lengths):
         torch._dynamo.graph_break()
         return y + 1
 
-    def run(sizes, dtype, device, steps, *, compiled):
+    def run(sizes, dtype, device, stages, *, compiled):
         function = torch.compile(doubled, backend="eager", dynamic=False)
         for length in lengths:
             function(torch.ones(length))
-        return Found([0.5], [0.25], 2**40, {"sm_mhz": 1980})
+        return Found([0.5], [0.25], 2**40, (1.0, 2.0), 0.1, [], None)
 
     return run
 
 
-JOB = {"sizes": SIZES, "dtype": "bfloat16", "device": "cpu", "steps": 1, "side": "nanogpt", "compiled": True}
-JOB |= {"keep_freed_memory": False}
+JOB = {"sizes": SIZES, "dtype": "bfloat16", "device": "cpu", "stages": [1], "side": "nanogpt", "compiled": True}
+JOB |= {"keep_freed_memory": False, "fields": {}}
 
 
 @pytest.mark.usefixtures("_new_compiler")
 def test_a_row_says_what_was_compiled(monkeypatch):
     monkeypatch.setitem(baselines.SIDES, "nanogpt", side([2, 3, 4, 2]))
     found = baselines.measure(JOB)
-    assert (found["median_s"], found["shares"]) == (0.5, [0.5])
-    ran = {"graphs": 6, "graph_breaks": 3, "recompiles": 4, "attention": "flash", "sm_mhz": 1980}
+    assert (found["seconds"], found["shares"]) == ([0.5], [0.5])
+    ran = {"graphs": 6, "graph_breaks": 3, "recompiles": 4, "attention": "flash"}
     assert {name: found["ran"][name] for name in ran} == ran
 
 
@@ -83,11 +83,25 @@ def test_compiled_code_that_would_run_eagerly_is_an_error(monkeypatch):
         baselines.measure(JOB)
 
 
-def test_the_state_of_a_gpu_is_what_its_driver_tells(monkeypatch):
-    def refuses():
-        raise RuntimeError("no permission")
+@pytest.mark.parametrize("name", ["nanogpt", "ours"])
+def test_steps_are_timed_then_launched_from_an_empty_queue_then_profiled(name, monkeypatch):
+    """Each stage has its steps, and ours reads a window of its own for each row of each step."""
+    tokens = []
+    make_store = baselines.make_store
+    monkeypatch.setattr(
+        baselines, "make_store", lambda path, **sizes: tokens.append(sizes["tokens"]) or make_store(path, **sizes)
+    )
+    found = baselines.SIDES[name](SIZES, "bfloat16", "cpu", Stages(timed=3, host=2, profiled=2))
+    assert len(found.seconds) == len(found.matmul_seconds) == 3
+    assert [set(step) for step in found.host_seconds] == [{"forward", "backward", "optimizer"}] * 2
+    begun, ended = found.window
+    assert sum(found.seconds) <= ended - begun < time.time()
+    assert found.first_step_s > 0
+    assert sum(kernel["count"] for kernel in found.profile["kernels"]) == found.profile["kernels_per_step"]
+    steps = baselines.WARM_UP["cpu"] + 3 + 2 + 2
+    assert tokens == ([steps * SIZES["rows"] * (SIZES["context"] + 1)] if name == "ours" else [])
 
-    monkeypatch.setattr(torch.cuda, "clock_rate", lambda: 1980)
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda: 650_000)
-    monkeypatch.setattr(torch.cuda, "temperature", refuses)
-    assert state_of_gpu() == {"sm_mhz": 1980, "watts": 650.0}
+
+def test_a_side_without_more_stages_is_not_profiled():
+    found = baselines.plain_loop("nanogpt", SIZES, "float32", "cpu", Stages(1))
+    assert (len(found.seconds), found.host_seconds, found.profile) == (1, [], None)
