@@ -1,1 +1,1 @@
-"""The figures that need a GPU, in three parts of some minutes each: ``python -m benchmarks.gpu``."""
+"""The figures that need a GPU, in lists of ten minutes each: ``python -m benchmarks.gpu``."""

@@ -71,7 +71,8 @@ def derive(rows: Iterable[Row]) -> None:
         alike = [one for one in rows if _alike(one) == _alike(row)]
         mine = [one.total_s for one in alike if one.state == row.state]
         others = [one.total_s for one in alike if one.state != row.state]
-        row.over_other = median(mine) / median(others) if others else None
+        if others:
+            row.over_other = median(mine) / median(others)
 
 
 def _alike(row: Row) -> tuple[object, ...]:

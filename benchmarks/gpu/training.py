@@ -136,9 +136,9 @@ def derive(rows: Iterable[Row]) -> None:
         row.targets = by_model.get(row.model)
         for field, sides in OVER.items():
             theirs = [speeds.get((origin_of(row), row.model, side)) for side in sides]
-            fastest = max((statistics.median(found) for found in theirs if found), default=None)
-            mine = statistics.median(speeds[origin_of(row), row.model, row.variant])
-            setattr(row, field, mine / fastest if fastest else None)
+            if medians := [statistics.median(found) for found in theirs if found]:
+                mine = statistics.median(speeds[origin_of(row), row.model, row.variant])
+                setattr(row, field, mine / max(medians))
 
 
 def request_of(machine: Machine, model: str, dtype: str) -> Request:

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from benchmarks import baselines
 from benchmarks.baselines import Found, Stages
@@ -91,6 +92,7 @@ def test_steps_are_timed_then_launched_from_an_empty_queue_then_profiled(name, m
     monkeypatch.setattr(
         baselines, "make_store", lambda path, **sizes: tokens.append(sizes["tokens"]) or make_store(path, **sizes)
     )
+    monkeypatch.setattr(SingleDeviceStrategy, "teardown", lambda self: pytest.fail("the model moves to the CPU"))
     found = baselines.SIDES[name](SIZES, "bfloat16", "cpu", Stages(timed=3, host=2, profiled=2))
     assert len(found.seconds) == len(found.matmul_seconds) == 3
     assert [set(step) for step in found.host_seconds] == [{"forward", "backward", "optimizer"}] * 2
