@@ -75,7 +75,7 @@ class Found(NamedTuple):
         matmul_seconds: On a CPU, of each timed step's matmuls alone.
         peak_bytes: By CUDA's allocator or, on a CPU, of the whole process, before it multiplies alone.
         window: When the timed steps began and ended, in seconds since 1970.
-        first_step_s: From the start of the process to the end of its first step.
+        first_step_s: From the start of the process to the end of its first step; ``None`` if it is not Linux.
         host_seconds: Of each step that began with an empty queue, the host's time by phase.
         profile: The kernels of the profiled steps; ``None`` without such steps.
     """
@@ -84,7 +84,7 @@ class Found(NamedTuple):
     matmul_seconds: list[float]
     peak_bytes: int
     window: tuple[float, float]
-    first_step_s: float
+    first_step_s: float | None
     host_seconds: list[dict[str, float]]
     profile: dict[str, Any] | None
 
@@ -179,7 +179,8 @@ class Steps(Callback):
         self._timed_end = self._warm_up + stages.timed
         self._host_end = self._timed_end + stages.host
         self._profile = Profile(device, stages.profiled)
-        self._high_water, self._first_step_s = 0, 0.0
+        self._high_water = 0
+        self._first_step_s: float | None = None
         self._window = [0.0, 0.0]
         self._seconds: dict[str, float] = {}
         self._host_seconds: list[dict[str, float]] = []
@@ -189,7 +190,8 @@ class Steps(Callback):
         self._done += 1
         if self._done == 1:
             now(self._device)
-            self._first_step_s = age_of_process()
+            with contextlib.suppress(OSError):  # only Linux has /proc
+                self._first_step_s = age_of_process()
         if self._warm_up < self._done <= self._timed_end:
             self._clock.mark(f"step {self._done}")
             if self._device == "cpu":
