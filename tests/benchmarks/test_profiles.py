@@ -1,8 +1,14 @@
 """What the trace of some steps says: launches, kernels, and the time between them."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
-from benchmarks.profiles import kind_of, summary
+from benchmarks import profiles
+from benchmarks.profiles import Profile, kind_of, summary
+from lightning_llm.io.untrusted import MOST_FIELDS
 
 
 def event(name, ts, dur, cat="kernel"):
@@ -34,6 +40,22 @@ def test_a_trace_has_launches_kernels_and_gaps():
 
 def test_a_trace_without_kernels_has_no_idle_share():
     assert summary([event("cudaLaunchKernel", 0, 1, "cuda_runtime")], steps=1)["idle_share"] is None
+
+
+def test_the_trace_of_a_large_model_is_read(monkeypatch):
+    """With more fields than the reader of untrusted files accepts."""
+    args = {f"field {number}": 1 for number in range(40)}
+    events = [{**event("nvjet", 2 * number, 1), "args": args} for number in range(MOST_FIELDS // 40)]
+
+    def export(path):
+        Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+
+    made = SimpleNamespace(start=lambda: None, stop=lambda: None, export_chrome_trace=export)
+    monkeypatch.setattr(profiles.torch.profiler, "profile", lambda activities: made)
+    profile = Profile("cuda", steps=10)
+    profile.start()
+    profile.stop()
+    assert profile.found()["kernels_per_step"] == len(events) / 10
 
 
 @pytest.mark.parametrize(
