@@ -17,6 +17,7 @@ from benchmarks.gpu.runner import Machine, Part, Task
 from benchmarks.gpu.training import AS_ONE, CAPTURED, CAPTURED_EAGER, EAGER, NANOGPT, OURS, STANDARD, step
 from lightning_llm.bench.rows import Row
 from lightning_llm.measure.timer import interleave
+from lightning_llm.ops.dispatch import matmul_into
 
 # Two that failed on a GPU once, and those that no GPU has run yet.
 FIRST_TESTS = "test_flex_attention or test_cuda_graphs or test_cuda_refuses or test_on_cuda_the_layout"
@@ -64,7 +65,7 @@ def _probes(machine: Machine) -> Iterator[Row]:
         torch.addmm(out, d_logits.T, states, out_dtype=torch.float32, out=out)
 
     def after(out: torch.Tensor) -> None:
-        out.add_(d_logits.T @ states)
+        matmul_into(out, d_logits.T, states, accumulate=True)  # as the loss does it
 
     try:
         mine, theirs = first.clone(), first.clone()

@@ -132,7 +132,7 @@ def derive(rows: Iterable[Row]) -> None:
     for row in rows:
         if not (row.tokens_per_s and (row.variant or "").startswith("ours") and row.dtype == "bfloat16"):
             continue
-        by_model = next((found for card, found in TARGETS.items() if card in (row.machine or "")), {})
+        by_model = next((found for card, found in TARGETS.items() if f"NVIDIA {card}" in (row.machine or "")), {})
         row.targets = by_model.get(row.model)
         for field, sides in OVER.items():
             theirs = [speeds.get((origin_of(row), row.model, side)) for side in sides]

@@ -229,11 +229,11 @@ def test_ratios_never_mix_cards_versions_or_code(other):
 
 
 def test_targets_are_those_of_the_card():
-    rows = [
-        _measured("124 M", training.OURS, 1, machine=card) for card in ("NVIDIA H200", "NVIDIA H100 80GB", "toaster")
-    ]
+    cards = ("NVIDIA H200", "NVIDIA H100 80GB", "NVIDIA GH200 480GB", "toaster")
+    rows = [_measured("124 M", training.OURS, 1, machine=card) for card in cards]
     training.derive(rows)
-    assert [row.targets for row in rows] == [{"over_nanogpt": 1.0, "over_transformers": 1.2}, {"mfu": 0.45}, None]
+    found = [row.targets for row in rows]
+    assert found == [{"over_nanogpt": 1.0, "over_transformers": 1.2}, {"mfu": 0.45}, None, None]
 
 
 def test_only_rows_of_the_same_card_torch_and_code_count_as_measured(part, tmp_path, monkeypatch):
@@ -274,6 +274,24 @@ def test_the_first_tests_exist():
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for name in next_list.FIRST_TESTS.split(" or "):
         assert f"def {name}" in tests
+
+
+def test_the_sum_of_the_probe_is_that_of_the_loss(tmp_path, monkeypatch):
+    """On a CPU, by a stand-in for the sum inside the matmul, which only CUDA has."""
+    asked, matmul_into = [], next_list.matmul_into
+
+    def sum_after(*tensors, **options):
+        asked.append(options)
+        matmul_into(*tensors, **options)
+
+    def sum_inside(total, left, right, *, out_dtype, out):
+        matmul_into(out, left, right, accumulate=True)
+
+    monkeypatch.setattr(next_list, "matmul_into", sum_after)
+    monkeypatch.setattr(next_list.torch, "addmm", sum_inside)
+    rows = {row.variant: row for row in next_list._probes(Machine(inputs=tmp_path, dry_run=True))}
+    assert {"accumulate": True} in asked
+    assert rows["head's gradient, sum inside"].same_bits
 
 
 def test_the_lists_fit_their_commands():
