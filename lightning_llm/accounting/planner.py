@@ -25,6 +25,7 @@ from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
+from lightning_llm.ops.sizes import planned_loss_chunks
 from lightning_llm.optim.catalog import STATE_BYTES
 
 DECISIONS = ("rows", "recompute", "loss_chunks", "state_dtype", "strategy")
@@ -126,8 +127,20 @@ class Planner:
         if not self.deepest:
             recomputes = ("none", "mlp", "attention", "block")
         decisions = product(self.rows, recomputes, task.loss_chunks, task.state_dtypes, task.strategies)
-        choices = [StepChoice(*each, counts=(0, 0, task.config.num_hidden_layers)) for each in decisions]
+        counts = (0, 0, task.config.num_hidden_layers)
+        choices = [
+            StepChoice(rows, recompute, self._loss_chunks(rows, chunks), state_dtype, strategy, counts)
+            for rows, recompute, chunks, state_dtype, strategy in decisions
+        ]
         self._choices = sorted(choices, key=lambda choice: self.time_of(choice).seconds)  # every layer at level 0
+
+    def _loss_chunks(self, rows: int, chunks: int | None) -> int | None:
+        """The number of chunks, where it is left to the size of the logits."""
+        step = self.task.step
+        itemsize = 4 if step.precision == "32-true" else 2
+        if chunks is None:
+            return planned_loss_chunks(rows * step.context_length, self.task.config.vocab_rows, itemsize, step.device)
+        return chunks
 
     # -- what a choice takes ------------------------------------------------------------------------------------------
 

@@ -148,6 +148,7 @@ OF_EXECUTION = {
     "device": TEXT,
     "tf32": BOOL,
     "capture": BOOL,
+    "loss_chunk_mib": AT_LEAST_1,
 }
 OF_EXECUTION |= {"torch": TEXT, "numpy": TEXT, "package": HASH}
 OWN = open_record(

@@ -24,6 +24,7 @@ from lightning_llm.checkpoints.loop_state import micro_batches_started
 from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.plain import WATCHERS
+from lightning_llm.ops.sizes import CHUNK_BYTES
 from lightning_llm.runs.code import package_digest
 
 # of matmuls, and of parameters where the second part is "true", by the first part of a precision
@@ -56,11 +57,12 @@ def choose_precision(accelerator: Any) -> tuple[Precision, str]:
 
 
 def environment_of(trainer: Any) -> dict[str, Any]:
-    """Precision, threads, device, on CUDA also TF32 and capture, versions, hash of this package; plain values."""
+    """Precision, threads, device, versions, hash of this package, and further settings on CUDA; plain values."""
     device = trainer.strategy.root_device
-    of_gpu = (
-        {"tf32": uses_tf32(trainer), "capture": getattr(trainer, "capture", False)} if device.type == "cuda" else {}
-    )
+    of_gpu: dict[str, Any] = {}
+    if device.type == "cuda":
+        of_gpu = {"tf32": uses_tf32(trainer), "capture": getattr(trainer, "capture", False)}
+        of_gpu["loss_chunk_mib"] = CHUNK_BYTES["cuda"] // 2**20  # decides the last bits of the head's gradient
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     versions = {"torch": str(torch.__version__), "numpy": np.__version__, "package": _own_code()}
     settings = {"precision": str(trainer.precision), "threads": torch.get_num_threads(), "device": name}

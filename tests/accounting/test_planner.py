@@ -14,6 +14,7 @@ from lightning_llm.accounting.planner import Planner, StepChoice, Task, choose, 
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.ops.sizes import PLANNED_CHUNK_BYTES, loss_rows
 from lightning_llm.training.measured_parts import measure_parts
 from tests.accounting.test_memory import drawn, second_step
 
@@ -183,6 +184,21 @@ def test_more_memory_is_never_slower(planned, shares):
     frontier = planner.frontier(budget_within(planner, max(shares)))
     assert [plan.memory.peak for plan in frontier] == sorted(plan.memory.peak for plan in frontier)
     assert all(slow.time.seconds > fast.time.seconds for slow, fast in itertools.pairwise(frontier))
+
+
+def test_on_cuda_a_plan_has_chunks_of_the_loss_that_are_small(monkeypatch):
+    config = model(vocab_size=50_257)
+    settings = {"context_length": 1024, "precision": "bf16-mixed", "loss_chunks": (None,)}
+    planner = Planner(task(config, global_batch_size=8, cost_model=GPU, **settings))
+    chosen = choose(planner, 10 * 2**30).choice
+    rows = loss_rows(chosen.rows * 1024, 50_257, 2, "cuda", chosen.loss_chunks)
+    assert 64 * 2**20 < rows * 50_257 * 2 <= PLANNED_CHUNK_BYTES["cuda"]
+    largest = Planner(task(config, global_batch_size=8, cost_model=GPU, **{**settings, "loss_chunks": (1,)}))
+    assert planner.memory_of(chosen).peak < largest.memory_of(dataclasses.replace(chosen, loss_chunks=1)).peak
+    small = Planner(task(model(), cost_model=GPU, loss_chunks=(None,)))
+    assert choose(small, 10 * 2**30).choice.loss_chunks is None  # one chunk in any case
+    on_cpu = Planner(task(config, global_batch_size=8, **settings))
+    assert choose(on_cpu, 10 * 2**30).choice.loss_chunks is None
 
 
 def test_the_memory_of_a_plan_is_that_of_the_accounting():

@@ -111,7 +111,7 @@ def test_tf32_is_switched_in_each_process_and_recorded(monkeypatch):
     environment.switch_tf32(None)  # validate() without a trainer of ours
 
 
-def test_capture_is_recorded_on_cuda(monkeypatch):
+def test_capture_and_chunks_of_the_loss_are_recorded_on_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
     for kind, recorded in (("cuda", True), ("cpu", None)):
         strategy = SimpleNamespace(root_device=torch.device(kind))
@@ -119,6 +119,7 @@ def test_capture_is_recorded_on_cuda(monkeypatch):
         assert environment.environment_of(trainer).get("capture") is recorded
     trainer.strategy, trainer.capture = SimpleNamespace(root_device=torch.device("cuda")), False
     assert environment.changes_since({"capture": True}, trainer) == ["capture: True -> False"]
+    assert environment.changes_since({"loss_chunk_mib": 7}, trainer) == ["loss_chunk_mib: 7 -> 512"]
 
 
 def test_deterministic_true_trains_validates_and_samples(tiny, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.model.mlp import MemoryOptimizedSwiGLU
@@ -35,6 +36,26 @@ def step(**changes):
 )
 def test_a_step_waits_for_nothing(changes):
     step(**changes)
+
+
+class NoWaiting(Callback):
+    """Between two log steps, every wait of the host for the GPU is an error."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        is_log_step = (trainer.global_step + 1) % trainer.log_every_n_steps == 0
+        torch.cuda.set_sync_debug_mode("default" if is_log_step else "error")
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("capture", [False, True])
+def test_fit_waits_for_the_gpu_at_log_steps_alone(tiny, capture):
+    options = {"trainer.accelerator": "gpu", "trainer.log_every_n_steps": 3, "trainer.val_check_interval": 6}
+    waiting = {"trainer.callbacks": [{"class_path": f"{__name__}.NoWaiting"}], "trainer.capture": capture}
+    assert tiny("fit", **options, **waiting).trainer.global_step == 6
 
 
 def test_a_value_that_is_read_is_found(monkeypatch):
