@@ -81,7 +81,7 @@ OPTIONS = {
     "docs/interop.md": "init_from, rope_scaling",
     "docs/memory-optimized.md": "checkpoint_level, recompute, loss_chunks",
     "docs/memory.md": "MemoryProfiler, out of memory",
-    "docs/speed.md": "compile_mode, keep_freed_memory, precision",
+    "docs/speed.md": "capture, compile_mode, keep_freed_memory, precision",
     "docs/parts.md": "attention, layers, its first layer leaves",
     "docs/reference/model.md": "hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, "
     "num_key_value_heads, head_dim, max_position_embeddings, norm, rms_norm_eps, position, rope_theta, qk_norm, "

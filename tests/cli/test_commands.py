@@ -40,6 +40,7 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["fit", "--trainer.max_stpes", "9"], "docs/config.md"),
     (["fit", "--model.loss_chunks", "-1"], "docs/memory-optimized.md"),
     (["fit", "--model.compile_mode", "fast"], "docs/speed.md"),
+    (["fit", "--trainer.accelerator", "cpu", "--data.tokenizer", "char", "--trainer.capture", "true"], "docs/speed.md"),
 ]
 PAGES = {FIRST, *(command.page for command in COMMANDS.values()), *OPTIONS}
 
