@@ -8,12 +8,14 @@ package: a copy puts the tree that its code is read from first on the path of im
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, util
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +25,7 @@ from lightning_llm.io.untrusted import open_regular
 PRELOADED = ["torch.utils.tensorboard", "lightning.pytorch.cli", "tokenizers", "safetensors.torch", "scipy.stats"]
 START = Path(__file__).with_name("start_run.py")
 SAVING_S = 600.0  # a fit that was asked to end saves a checkpoint first
+SHORT_FOLDER, LONGEST_FOLDER = "/tmp", 60
 SERVER_LOST = 255  # the status that multiprocessing reports when the server was killed
 THREADS = "OMP_NUM_THREADS"  # read by torch's libraries when they are loaded
 _OF_THREADS = ("OMP_", "MKL_")
@@ -158,6 +161,7 @@ def _server(threads: int) -> Iterator[None]:
             forkserver._forkserver._stop()  # type: ignore[attr-defined]
         _threads_of_server = threads
         forkserver.set_forkserver_preload(PRELOADED)
+        _use_short_folder()
         with open(os.devnull, "w", encoding="ascii") as null:
             for number in (1, 2):
                 os.dup2(null.fileno(), number)  # what libraries say when they are imported
@@ -176,3 +180,14 @@ def _server(threads: int) -> Iterator[None]:
         sys.modules["__main__"] = main
         os.environ.clear()
         os.environ.update(environment)
+
+
+def _use_short_folder() -> None:
+    """Let multiprocessing make its sockets in a folder whose path is short enough for one.
+
+    Those of a user's ``TMPDIR`` may be longer than the 108 bytes of a socket's name.
+    """
+    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    if len(os.fsencode(config.get("tempdir") or tempfile.gettempdir())) > LONGEST_FOLDER:
+        config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=SHORT_FOLDER)
+        util.Finalize(None, shutil.rmtree, args=(config["tempdir"], True), exitpriority=-100)

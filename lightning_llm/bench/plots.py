@@ -52,7 +52,8 @@ def spread(row: Row, field: str) -> tuple[float, float, float] | None:
         return None
     if field == "tokens_per_s":
         times = spread(row, "total_s") or (1, 1, 1)
-        return middle, middle * times[0] / times[2], middle * times[0] / times[1]
+        slow, fast = middle * (times[0] / times[2]), middle * (times[0] / times[1])  # 1 where the times are the same
+        return middle, slow, fast
     ends = [getattr(row, SPREADS[field].format(percent)) for percent in (20, 80)] if field in SPREADS else [None]
     return (middle, middle, middle) if None in ends else (middle, *ends)
 

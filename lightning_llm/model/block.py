@@ -24,7 +24,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, checked
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.parts import BUILT_IN, Norms
-from lightning_llm.model.plain import is_hooked
+from lightning_llm.model.plain import hooks_of
 from lightning_llm.ops.dispatch import matmul_dtype
 
 Out = TypeVar("Out", Tensor, tuple[Tensor, Tensor])
@@ -114,7 +114,8 @@ class Block(Compilable):
         """Whether :meth:`terms` may be called instead of the block: not where another class or a hook does more."""
         kind = type(self)
         is_usual = kind.join is Block.join and kind.forward is Block.forward and "forward" not in self.__dict__
-        return is_usual and self.is_compiled and context.cache is None and not is_hooked(self)
+        is_compiled = self._compiled_terms is not None
+        return is_usual and is_compiled and context.cache is None and not hooks_of(self)
 
     def terms(self, x: Tensor, branch: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
         """The two terms of the block's result for ``x + branch``; compiled. Tensors are (batch, seq, hidden).

@@ -36,12 +36,17 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a hook of the module itself, or one for all modules, may change what a call of it computes."""
+    return any(not _only_watches(hook) for hook in hooks_of(module))
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """All hooks that a call of the module runs, those that only watch too."""
     of_all: Any = nn.modules.module
     hooks: list[Any] = [module._forward_pre_hooks, module._forward_hooks]
     hooks += [module._backward_pre_hooks, module._backward_hooks]
     hooks += [of_all._global_forward_pre_hooks, of_all._global_forward_hooks]
     hooks += [of_all._global_backward_pre_hooks, of_all._global_backward_hooks]
-    return any(not _only_watches(hook) for group in hooks for hook in group.values())
+    return [hook for group in hooks for hook in group.values()]
 
 
 def _only_watches(hook: Any) -> bool:

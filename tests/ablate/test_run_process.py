@@ -1,6 +1,7 @@
 """Processes of an experiment: as ``python`` would run the code of a tree, as copies of one that has imported torch."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -167,6 +168,16 @@ def test_a_file_of_the_current_folder_is_no_module_of_the_server(start, tmp_path
     assert process.wait() == 0
     assert not list(tmp_path.glob("*.ran"))
     assert Path.cwd() == tmp_path
+
+
+def test_the_folder_of_temporary_files_may_have_a_long_path(start, tmp_path, monkeypatch):
+    config = multiprocessing.process.current_process()._config
+    monkeypatch.setitem(config, "tempdir", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    forkserver._forkserver._stop()
+    process, _ = start("print(1)\n")
+    assert process.wait() == 0
+    assert Path(config["tempdir"]).is_dir()
 
 
 def test_a_run_survives_the_server_and_the_next_one_gets_another(start, tmp_path):
