@@ -36,9 +36,9 @@ def test_the_spread_is_that_of_the_row():
     row = Row(tokens_per_s=100, total_s=1.0, total_p20_s=0.8, total_p80_s=1.25, ratio=2.0, ratio_p20=1.5, ratio_p80=3.0)
     assert spread(row, "total_s") == (1.0, 0.8, 1.25)
     assert spread(row, "tokens_per_s") == (100, 80, 125)
-    for seconds in (9.11877, 6.9526, 0.1, 3.3):  # once: its percentiles are itself, to the last bit
-        once = Row(total_s=seconds, total_p20_s=seconds, total_p80_s=seconds, tokens_per_s=1384.3)
-        assert spread(once, "tokens_per_s") == (1384.3, 1384.3, 1384.3)
+    # of one time, the percentiles are itself to the last bit: 3886.2 × 4.5093 / 4.5093 is more than 3886.2
+    once = Row(total_s=4.5093, total_p20_s=4.5093, total_p80_s=4.5093, tokens_per_s=3886.2)
+    assert spread(once, "tokens_per_s") == (3886.2, 3886.2, 3886.2)
     assert spread(row, "ratio") == (2.0, 1.5, 3.0)
     assert spread(row, "peak_bytes") is None
     assert spread(Row(ratio=2.0), "ratio") == (2.0, 2.0, 2.0)
