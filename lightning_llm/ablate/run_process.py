@@ -157,7 +157,7 @@ def _server(threads: int) -> Iterator[None]:
             del os.environ[name]
         os.environ.update(_OF_SERVER | {THREADS: str(threads)})
         sys.modules["__main__"] = ModuleType("__main__")  # multiprocessing would import this process's there
-        if _threads_of_server not in (None, threads):
+        if _threads_of_server != threads:  # or a server of somebody else's in this process, with other imports
             forkserver._forkserver._stop()  # type: ignore[attr-defined]
         _threads_of_server = threads
         forkserver.set_forkserver_preload(PRELOADED)

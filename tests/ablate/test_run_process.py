@@ -58,6 +58,7 @@ def _server():
     """One for all tests, which imports little: torch takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_process, "PRELOADED", ["colorsys"])
+        patch.setattr(run_process, "_threads_of_server", None)
         yield
     forkserver._forkserver._stop()
 
