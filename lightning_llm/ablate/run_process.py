@@ -14,12 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver, util
 from pathlib import Path
 from types import ModuleType
 
-from lightning_llm.io.processes import is_running
+from lightning_llm.io.processes import is_alive
 from lightning_llm.io.untrusted import open_regular
 
 PRELOADED = ["torch.utils.tensorboard", "lightning.pytorch.cli", "tokenizers", "safetensors.torch", "scipy.stats"]
@@ -74,9 +74,9 @@ class RunProcess:
         self.pid = int(self._process.pid or 0)
 
     @property
-    def sentinel(self) -> int:
-        """Ready when it has ended: for ``multiprocessing.connection.wait``."""
-        return self._process.sentinel
+    def sentinel(self) -> int | None:
+        """Ready when it has ended, for ``multiprocessing.connection.wait``; ``None``: its server was killed."""
+        return None if self._process.exitcode == SERVER_LOST else self._process.sentinel
 
     def status(self, wait_s: float = 0.0) -> int | None:
         """Its exit status, or minus the signal that ended it; ``None``: it still runs after so many seconds."""
@@ -84,7 +84,7 @@ class RunProcess:
         if self._process.exitcode != SERVER_LOST:
             return self._process.exitcode
         deadline = time.monotonic() + wait_s
-        while is_running(self.pid):
+        while is_alive(self.pid):  # it is a child of nobody here, so nothing tells its end
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.05)
@@ -100,24 +100,30 @@ class RunProcess:
         """Send SIGTERM: a run saves first."""
         self._send(signal.SIGTERM)
 
-    def end(self, patience_s: float = SAVING_S) -> None:
-        """Ask it to end, wait for that, and kill what has not ended by then."""
-        self.ask_to_end()
+    def await_end(self, patience_s: float = SAVING_S) -> None:
+        """Wait until it has ended; it is killed if it has not by then."""
         if self.status(patience_s) is None:
             self._send(signal.SIGKILL)
             self.wait()
 
+    def end(self) -> None:
+        """Ask it to end, and wait for that."""
+        self.ask_to_end()
+        self.await_end()
+
     def _send(self, number: int) -> None:
         if self.status() is None:
-            try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:  # it has no session yet, or has just ended
-                os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                try:
+                    os.killpg(self.pid, number)
+                except ProcessLookupError:  # it has no session yet
+                    os.kill(self.pid, number)
 
 
 def wait_for_one(processes: Sequence[RunProcess], wait_s: float) -> None:
     """Wait until one of several processes has ended, or so many seconds."""
-    connection.wait([process.sentinel for process in processes], wait_s)
+    sentinels = [process.sentinel for process in processes]
+    connection.wait([sentinel for sentinel in sentinels if sentinel is not None], wait_s)
 
 
 def environment_of_run(threads: int) -> dict[str, str]:
@@ -150,8 +156,7 @@ _threads_of_server: int | None = None
 def _server(threads: int) -> Iterator[None]:
     """The server runs, with so many threads; it was started with them, since libraries read that number once."""
     global _threads_of_server
-    environment, main, folder = dict(os.environ), sys.modules["__main__"], os.getcwd()
-    outputs = [os.dup(number) for number in (1, 2)]
+    environment, main = dict(os.environ), sys.modules["__main__"]
     try:
         for name in [name for name in os.environ if name.startswith(_OF_THREADS)]:
             del os.environ[name]
@@ -162,24 +167,30 @@ def _server(threads: int) -> Iterator[None]:
         _threads_of_server = threads
         forkserver.set_forkserver_preload(PRELOADED)
         _use_short_folder()
+        with _silent_in(os.sep):  # in the current folder, its files would come before the modules of their names
+            forkserver.ensure_running()
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+@contextmanager
+def _silent_in(folder: str) -> Iterator[None]:
+    """What is started runs in this folder, and prints nothing: libraries have much to say when they are imported."""
+    current, outputs = os.getcwd(), [os.dup(number) for number in (1, 2)]
+    try:
+        os.chdir(folder)
         with open(os.devnull, "w", encoding="ascii") as null:
             for number in (1, 2):
-                os.dup2(null.fileno(), number)  # what libraries say when they are imported
-            os.chdir(os.sep)  # the current folder's files would come before the modules of their names
-            try:
-                forkserver.ensure_running()
-            finally:
-                os.chdir(folder)
-        for number, output in zip((1, 2), outputs, strict=True):
-            os.dup2(output, number)
+                os.dup2(null.fileno(), number)
         yield
     finally:
         for number, output in zip((1, 2), outputs, strict=True):
             os.dup2(output, number)
             os.close(output)
-        sys.modules["__main__"] = main
-        os.environ.clear()
-        os.environ.update(environment)
+        os.chdir(current)
 
 
 def _use_short_folder() -> None:

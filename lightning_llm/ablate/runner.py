@@ -16,7 +16,7 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, MAIN, RUNS, Plan
 from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.reuse import link
-from lightning_llm.ablate.run_process import SAVING_S, RunProcess, last_line, wait_for_one
+from lightning_llm.ablate.run_process import RunProcess, last_line, wait_for_one
 from lightning_llm.ablate.slots import Slot
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS
@@ -131,7 +131,7 @@ class Runner:
     def _wait(self) -> None:
         """Wait until a run has ended, or for a moment."""
         if not self._running:
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # others train what is needed
             return
         wait_for_one([running.process for running in self._running.values()], POLL_S)
         for number, (run, claim, process) in list(self._running.items()):
@@ -169,7 +169,7 @@ class Runner:
         for running in self._running.values():
             running.process.ask_to_end()
         for running in self._running.values():
-            running.process.end(SAVING_S)
+            running.process.await_end()
             running.claim.give_up()
 
     def _remove_rest(self) -> None:

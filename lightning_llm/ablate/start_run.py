@@ -1,7 +1,6 @@
 """Starts a command in a copy of a process that has imported torch. Executed by its path: the package is the tree's.
 
-It gets ``job`` as a global: ``main``, the file to execute; ``arguments`` of it; ``folder`` and ``environment`` to run
-in; ``cores``, empty for all; and ``log``, the file that takes the output.
+It gets ``job`` as a global: the arguments of :func:`execute`.
 """
 
 import atexit
@@ -11,10 +10,23 @@ import runpy
 import signal
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 
 
-def execute(main, arguments, folder, environment, cores, log):  # type: ignore[no-untyped-def]  # noqa: D103
+def execute(
+    main: str, arguments: Sequence[str], folder: str, environment: Mapping[str, str], cores: Sequence[int], log: str
+) -> None:
+    """Execute a file as ``python`` would, in a session of its own.
+
+    Args:
+        main: The file; its folder comes first in the path of imports.
+        arguments: Of the command.
+        folder: Where it runs.
+        environment: All that it finds.
+        cores: Those that it may use; empty: all.
+        log: The file that its output is appended to.
+    """
     os.setsid()  # Ctrl-C reaches it through the process that started it, once
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     for number in (1, 2):
@@ -35,10 +47,13 @@ def execute(main, arguments, folder, environment, cores, log):  # type: ignore[n
             atexit._run_exitfuncs()
 
 
-def end_with_parent():  # type: ignore[no-untyped-def]  # noqa: D103
-    wait([multiprocessing.parent_process().sentinel])  # type: ignore[union-attr]
+def end_with_parent() -> None:
+    """Send SIGTERM to this process when the one that started it has ended: a run then saves and ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if "job" in globals():
-    execute(**globals()["job"])  # type: ignore[no-untyped-call]
+    execute(**globals()["job"])

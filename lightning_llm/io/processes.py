@@ -9,21 +9,16 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this number runs on this host, whoever owns it."""
+    """Whether a process of this number runs on this host, whoever owns it; one that has ended unnoticed does not."""
     try:
         with suppress(PermissionError):
             os.kill(process, 0)
     except (ProcessLookupError, OverflowError):  # OverflowError: no process has so high a number
         return False
-    return True
-
-
-def is_running(process: int) -> bool:
-    """Whether a process of this number has not ended; unlike :func:`is_alive`, not one whose status nobody has read."""
-    with suppress(OSError):
+    with suppress(OSError):  # not Linux, or hidden
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(") ")[2][:1] not in ("Z", "X")
-    return not Path("/proc/self").exists() and is_alive(process)
+    return True
 
 
 def is_first_process() -> bool:

@@ -96,7 +96,10 @@ class InThisProcess:
     def ask_to_end(self):
         pass
 
-    def end(self, patience_s):
+    def await_end(self):
+        pass
+
+    def end(self):
         pass
 
     def status(self):

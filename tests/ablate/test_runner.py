@@ -118,7 +118,7 @@ def test_a_run_whose_claim_was_taken_by_another_runner_is_ended_here(experiment,
         def status(self):
             return None if not ended else super().status()
 
-        def end(self, patience_s=None):
+        def end(self):
             ended.append(self.log.stem)
 
     monkeypatch.setattr(claims.Claim, "renew", lambda claim: bool(ended))

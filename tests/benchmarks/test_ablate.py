@@ -13,7 +13,7 @@ from benchmarks import ablate, ablate_experiments
 from benchmarks.__main__ import main
 from benchmarks.ablate import PEEKING, WAYS, Way, predicted
 from benchmarks.ablate_experiments import Experiment, differing, kill_all, killed, processes
-from lightning_llm.io.processes import is_running
+from lightning_llm.io.processes import is_alive
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def test_only_processes_of_the_experiment_are_killed(tmp_path, monkeypatch):
         process, kills = killed(Endless(tmp_path, "x"), 3, random.Random(0))
         assert (kills, process) == (3, started[-1])
         assert [each.wait() for each in started[:-1]] == [-9] * (len(started) - 1)
-        assert is_running(process.pid)
+        assert is_alive(process.pid)
         kill_all(tmp_path / "runs" / "x")
-        assert not is_running(process.pid)  # it would sleep for ten minutes
+        assert not is_alive(process.pid)  # it would sleep for ten minutes
         assert other.poll() is None
         assert processes(tmp_path) == [other.pid]
     finally:

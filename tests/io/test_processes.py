@@ -37,3 +37,9 @@ def test_each_launcher_says_which_process_is_the_first(monkeypatch, name):
     assert is_first_process()
     monkeypatch.setenv(name, "1")
     assert not is_first_process()
+
+
+def test_a_process_that_has_ended_unnoticed_is_not_alive():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its status is there, and stays
+        assert not is_alive(process.pid)
