@@ -148,7 +148,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def processes(folder: Path, kind: str = "all") -> list[int]:
-    """Those of the experiments in a folder: a command names the folder, and a run writes to a log in it."""
+    """Processes of the experiments in a folder: a command names the folder, and a run writes to a log in it."""
     by_kind: dict[str, list[int]] = {COMMAND: [], RUN: [], SERVER: []}
     for process in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
         with suppress(OSError):  # it ends now

@@ -68,7 +68,7 @@ LossOf = Callable[[Any, torch.Tensor, torch.Tensor], Any]  # of a model, inputs 
 
 
 class Found(NamedTuple):
-    """What the steps of one side took.
+    """Times of the steps of one side.
 
     Attributes:
         seconds: Of each timed step.

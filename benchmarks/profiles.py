@@ -50,12 +50,12 @@ class Profile:
             self._found = summary(events, self._steps, self._device)
 
     def found(self) -> dict[str, Any] | None:
-        """As :func:`summary`; ``None`` if nothing was profiled."""
+        """The :func:`summary`; ``None`` if nothing was profiled."""
         return self._found
 
 
 def summary(events: Iterable[Mapping[str, Any]], steps: int, device: str = "cuda") -> dict[str, Any]:
-    """What the events of a trace say of one step.
+    """Kernels, launches and gaps of one step, from the events of a trace.
 
     Args:
         events: Of a trace in Chrome's format, with times in microseconds.

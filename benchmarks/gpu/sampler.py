@@ -68,7 +68,7 @@ class Sampler:
             self._process.wait()
 
     def summary(self, begin: float, end: float) -> dict[str, Any] | None:
-        """As :func:`summary`, of the samples between two times."""
+        """The :func:`summary` of the samples between two times."""
         if not self._path.is_file():
             return None
         text = self._path.read_text(encoding="utf-8", errors="replace")

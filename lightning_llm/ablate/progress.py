@@ -1,4 +1,4 @@
-"""What is shown while the runs of an experiment train."""
+"""Progress of an experiment, shown while its runs train."""
 
 import time
 from collections.abc import Mapping

@@ -176,7 +176,7 @@ def load_experiment(out: str | Path) -> Loaded:
 
 
 def load(plan: Plan) -> Loaded:
-    """As :func:`load_experiment`, of a plan that was read before."""
+    """The experiment of a plan that was read before: see :func:`load_experiment`."""
     if plan.idea is not None:
         stream = shell_path(plan.out.parent.parent)
         raise ValueError(f"{plan.out} is an idea of a stream: lightning-llm ablate status {stream} shows its verdict")

@@ -178,7 +178,7 @@ def _server(threads: int) -> Iterator[None]:
 
 @contextmanager
 def _silent_in(folder: str) -> Iterator[None]:
-    """What is started runs in this folder, and prints nothing: libraries have much to say when they are imported."""
+    """Let what is started run in this folder and print nothing: libraries have much to say when they are imported."""
     current, outputs = os.getcwd(), [os.dup(number) for number in (1, 2)]
     try:
         os.chdir(folder)

@@ -156,7 +156,7 @@ class Block(Compilable):
         return self._recomputed_if_asked("block", self._join_but_last, x, context)
 
     def _join_but_last(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """As :meth:`join`, but for its last sum."""
+        """Join the branches but for the last sum: see :meth:`join`."""
         x = x + self.attend(x, context)
         return x, self.feed(x)
 

@@ -28,7 +28,7 @@ Static = tuple[Sequence[Tensor], Callable[[], object]]
 
 
 def capture_problems(model: Any, trainer: Any) -> Iterator[str]:
-    """What keeps the training step of a run from being captured; nothing, unless ``trainer.capture`` asks for it."""
+    """Problems that keep the step of a run from being captured; none, unless ``trainer.capture`` asks for it."""
     if not getattr(trainer, "capture", False):
         return
     strategy, kind = trainer.strategy, type(model)
@@ -54,7 +54,7 @@ def capture_problems(model: Any, trainer: Any) -> Iterator[str]:
 
 
 class Graphs(Protocol):
-    """What records a function and replays it."""
+    """Recorder of functions, which can be replayed."""
 
     def record(self, function: Callable[[], Sequence[Tensor]]) -> Static:
         """Record a function without running it.
@@ -99,7 +99,7 @@ class CapturedLoss:
         self._recorded: tuple[Any, _Recording] | None = None  # with its conditions
 
     def __call__(self, batch: Batch) -> Tensor:
-        """As ``model.loss``; ``backward`` of the result gives the parameters their gradients.
+        """The loss as of ``model.loss``; its ``backward`` gives the parameters their gradients.
 
         Raises:
             ValueError: The step cannot be recorded, such as one that reads a value of the device.
