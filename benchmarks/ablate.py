@@ -41,7 +41,7 @@ from lightning_llm.statistics.estimates import Array, correlation
 from lightning_llm.statistics.pairing import NULL_VALUES, mismatch
 from lightning_llm.statistics.verdict import Sample, verdicts
 
-REDRAW = "--trainer.callbacks+=lightning_llm.ablate.null_variant.RedrawMLP"
+REDRAW = "--trainer.callbacks+=lightning_llm.ablate.fit.null_variant.RedrawMLP"
 SEEDS, NULLS, PLANTED, PATHS = 64, 4000, 1000, 100_000  # of the pool, null, each effect of power, and a prediction
 EFFECTS = (0.5, 0.75, 1.0, 1.5, 2.0)  # in standard deviations of a difference
 NULL_TOLERANCE, POWER_TOLERANCE = 0.01, 0.10
@@ -154,13 +154,13 @@ def _tuning(request: Request) -> Iterator[Row]:
     with workplace() as folder:
         one = Experiment(folder, "rate", {**content, "tune": {"option": LR, "factors": [0.5, 1, 2], "seeds": 2}})
         report = one.report(one.start())
-    untuned, sides = report["variants"]["variant"], report["tuning"]["sides"]
+    untuned, tuned = report["variants"]["variant"], report["tuning"]["variants"]
     for name, row, rate, is_right in (
         ("untuned", untuned, "untuned", untuned["verdict"] == BETTER),
         ("tuned", untuned["tuned"], "best", untuned["tuned"]["verdict"] != BETTER),
     ):
         facts = {field: row[field] for field in ("verdict", "difference", "interval", "p_adjusted", "pairs")}
-        rates = ", ".join(f"{sides[side][rate]:g}" for side in ("baseline", "variant"))
+        rates = ", ".join(f"{tuned[name][rate]:g}" for name in ("baseline", "variant"))
         problems = [] if is_right else [f"{name}: {row['verdict']}"]
         yield request.row(name, **facts, rates=rates, runs=report["cost"]["runs"], problems=problems)
 
@@ -221,6 +221,6 @@ BENCH = Bench(
         **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
     },
     draw=partial(parts.draw_bars, [Measure(field, 1, label) for field, label in SHOWN.items()]),
-    files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_arm.py"),
+    files=("lightning_llm/ablate", "lightning_llm/cli/ablate.py", "lightning_llm/cli/ablate_fit.py"),
     check=parts.check,
 )

@@ -20,9 +20,9 @@ import yaml
 
 from benchmarks import commands
 from benchmarks.faults import made_up_text
-from lightning_llm.ablate.plan import PLAN, RUNS
+from lightning_llm.ablate.plan import LOGS, PLAN, RUNS
 from lightning_llm.ablate.run_process import last_line
-from lightning_llm.ablate.runner import LOGS, RUNNER
+from lightning_llm.ablate.runner import RUNNER
 
 TEXT = "text.txt"
 BASELINE = {
@@ -38,7 +38,7 @@ COMMAND, RUN, SERVER = "the command", "a run", "the server"  # kinds of processe
 KINDS = ("all", COMMAND, RUN, SERVER)
 MOST_WAIT_S = 8.0  # from a process of the drawn kind to its kill
 # numbers of a report, and its folder
-MEASURED = re.compile(r"out|cost\.(sides\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds")
+MEASURED = re.compile(r"out|cost\.(variants\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds")
 Process = subprocess.Popen[bytes]
 
 

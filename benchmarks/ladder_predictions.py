@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.commands import ROOT, environment
-from lightning_llm.ablate.ladder import is_ladder, ladder_of
+from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.plan import REPORT
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row
@@ -106,19 +106,19 @@ def held_out(request: Request, name: str = HELD_OUT) -> Iterator[Row]:
     interval of that share. It takes variants as independent, which they are not: they share the baseline's runs.
     """
     report = _trained(EXAMPLES / f"{name}.yaml", name)
-    promise = report["promises"][0]
+    stored = report["predictions"][0]
     sizes = {
         variant: [
             AtSize(math.log(row["compute"], 4), row["difference"], row["sd"], row["pairs"])
             for row in own["sizes"]
-            if row["compute"] < promise["compute"] and row["difference"] is not None
+            if row["compute"] < stored["compute"] and row["difference"] is not None
         ]
         for variant, own in report["ladder"].items()
     }
     spread = SpreadBySize.of(list(itertools.chain.from_iterable(sizes.values())))
     rows = [
-        request.row(variant, **_scores(own, sizes[variant], spread, math.log(promise["compute"], 4)))
-        for variant, own in promise["variants"].items()
+        request.row(variant, **_scores(own, sizes[variant], spread, math.log(stored["compute"], 4)))
+        for variant, own in stored["variants"].items()
         if own["hit"] is not None
     ]
     if not rows:
@@ -133,36 +133,36 @@ def held_out(request: Request, name: str = HELD_OUT) -> Iterator[Row]:
 def predicting_ladders() -> list[str]:
     """The shipped ladders that predict a size."""
     files = {file.stem: read_config(file) for file in sorted(EXAMPLES.glob("*.yaml"))}
-    return [name for name, content in files.items() if is_ladder(content) and content.get("predict") is not None]
+    return [name for name, content in files.items() if content.get("predict") is not None]
 
 
 def _trained(file: Path, name: str) -> dict[str, Any]:
     """The report of a ladder whose target is trained too."""
-    ladder = ladder_of(read_config(file), file, name)
-    for words in (["run", str(file)], ["extend", str(ladder.out), "--size", str(ladder.target)]):
+    ladder = experiment_of(read_config(file), file, name)
+    for words in (["run", str(file)], ["extend", ladder.folder, "--size", str(ladder.predict)]):
         command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
         if status := subprocess.run(command, env=environment(), check=False).returncode:
             raise RuntimeError(f"lightning-llm ablate {' '.join(words)} ended with status {status}")
-    report: dict[str, Any] = json.loads((ladder.out / REPORT).read_text(encoding="utf-8"))
+    report: dict[str, Any] = json.loads((Path(ladder.folder) / REPORT).read_text(encoding="utf-8"))
     return report
 
 
-def _scores(promise: Mapping[str, Any], sizes: Sequence[AtSize], spread: SpreadBySize, target: float) -> dict[str, Any]:
-    """What a row has of a variant: the promise, its two simpler rivals, and the scores of all three."""
-    observed, last = promise["observed"], sizes[-1]
+def _scores(stored: Mapping[str, Any], sizes: Sequence[AtSize], spread: SpreadBySize, target: float) -> dict[str, Any]:
+    """What a row has of a variant: the prediction, its two simpler rivals, and the scores of all three."""
+    observed, last = stored["observed"], sizes[-1]
     x, means = np.array([size.x for size in sizes]), np.array([size.mean for size in sizes])
     errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
     line = fit_curve(x, means, errors, target, ratio=1.0)
     simple = {"persists": (last.mean, errors[-1] ** 2), "line": (line.mean, line.variance)}
-    intervals: dict[str, Interval] = {"predicted": promise["predicted"]["prediction_interval"]}
+    intervals: dict[str, Interval] = {"predicted": stored["predicted"]["prediction_interval"]}
     for name, (mean, variance) in simple.items():
         error = math.sqrt(variance + spread.at(target) ** 2 / last.pairs)
         half = float(stats.t.isf((1 - LEVEL) / 2, spread.freedom)) * error
         intervals[name] = mean - half, mean + half
     scores = {name: interval_score(interval, observed) for name, interval in intervals.items()}
     return {
-        **{"differences": means.tolist(), "observed": observed, "hit": promise["hit"]},
-        **{"answer": promise["predicted"]["answer"], "score": scores.pop("predicted")},
+        **{"differences": means.tolist(), "observed": observed, "hit": stored["hit"]},
+        **{"answer": stored["predicted"]["answer"], "score": scores.pop("predicted")},
         **{name: list(interval) for name, interval in intervals.items()},
         **{f"score_{name}": score for name, score in scores.items()},
     }

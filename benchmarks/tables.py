@@ -19,7 +19,7 @@ columns, the first entry is the first table of the page:
         peak, MiB: '{peak_bytes / MiB:,.0f} ({peak_bytes / first.peak_bytes:.2f})'
 
 An experiment of ``lightning-llm ablate`` has a row for each side, a stream one for each idea, and a ladder one for each
-variant, with the ladder's name as ``report``, and of its promise; their fields are those of ``report.json``.
+variant, with the ladder's name as ``report``, and of its stored prediction; their fields are those of ``report.json``.
 
 ``first`` is the first row of the same shape and dtype, ``of("ours")`` the row of that variant there. ``each:`` with an
 expression makes one row for each of its values, ``if:`` leaves rows out.
@@ -56,23 +56,23 @@ YAML_FIGURE = re.compile(
 
 
 def rows_of(name: str) -> list[Row]:
-    """The rows of ``docs/benchmarks/NAME.json``, or the sides of the experiment that ``docs/experiments`` has."""
+    """The rows of ``docs/benchmarks/NAME.json``, or the variants of the experiment that ``docs/experiments`` has."""
     paths = [folder / f"{name}.json" for folder in (ROWS, REPORTS)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise ValueError(f"there is no {paths[0].relative_to(ROOT)}")
-    rows = read_rows(path) if path.parent == ROWS else _sides(json.loads(path.read_text(encoding="utf-8")))
+    rows = read_rows(path) if path.parent == ROWS else _variants(json.loads(path.read_text(encoding="utf-8")))
     fields = dict.fromkeys(name for row in rows for name in vars(row))
     return [Row(**{**fields, **vars(row)}) for row in rows]
 
 
-def _sides(report: dict[str, Any]) -> list[Row]:
+def _variants(report: dict[str, Any]) -> list[Row]:
     """A row for the baseline and for each variant, with its cost as ``step`` and its tuning as ``rates``.
 
     Of a stream a row for each idea, of a ladder one for each variant.
     """
     if "ladder" in report:
-        outcomes = {name: row for promise in report["promises"] for name, row in promise["variants"].items()}
+        outcomes = {name: row for stored in report["predictions"] for name, row in stored["variants"].items()}
         return [
             Row(
                 variant=name,
@@ -87,11 +87,11 @@ def _sides(report: dict[str, Any]) -> list[Row]:
         ]
     if "ideas" in report:
         return [Row(variant=idea["name"], **idea, shape=None, dtype=None) for idea in report["ideas"]]
-    steps, rates = report["cost"]["sides"], (report["tuning"] or {}).get("sides", {})
-    sides = {"baseline": report["baseline"] | {"null_sd": report["aa"]["null_sd"]}, **report["variants"]}
+    steps, rates = report["cost"]["variants"], (report["tuning"] or {}).get("variants", {})
+    variants = {"baseline": report["baseline"] | {"null_sd": report["aa"]["null_sd"]}, **report["variants"]}
     return [
-        Row(variant=name, step=steps.get(name), rates=rates.get(name), **side, shape=None, dtype=None)
-        for name, side in sides.items()
+        Row(variant=name, step=steps.get(name), rates=rates.get(name), **row, shape=None, dtype=None)
+        for name, row in variants.items()
     ]
 
 

@@ -80,8 +80,8 @@ def _dataclasses() -> Iterator[str]:
     for path in sorted((ROOT / "lightning_llm").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                decorators = " ".join(map(ast.unparse, node.decorator_list))
-                if "dataclass" in decorators:
+                marks = " ".join(map(ast.unparse, (*node.decorator_list, *node.bases)))
+                if "dataclass" in marks or "msgspec.Struct" in marks:
                     yield f"dataclass {node.name}"
 
 

@@ -13,18 +13,17 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.idea import standing
+from lightning_llm.ablate.e_process import evidence_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
-from lightning_llm.ablate.stream import ADOPTED, FIRST, Stream
+from lightning_llm.ablate.stream import FIRST, Stream, stop_of
 
 FRESH = 90_000_000
 
 
 def difference(plan: Plan, pair: int) -> float:
-    """Of a pair of an idea, from 1."""
-    assert plan.idea is not None
-    return standing(plan.experiment, plan.idea, losses_of(results_of(plan))).differences[pair - 1]
+    """The difference of a pair of an idea, from 1."""
+    return evidence_of(plan.experiment, stop_of(plan), losses_of(results_of(plan))).differences[pair - 1]
 
 
 def experiment(out: Path, pair: int) -> dict[str, Any]:
@@ -35,10 +34,10 @@ def experiment(out: Path, pair: int) -> dict[str, Any]:
     count = 0
     for verdict in stream.verdicts:
         is_lower = difference(Plan.read(stream.folder(verdict)), pair) < 0
-        adopted |= verdict["options"] if verdict["verdict"] == ADOPTED else {}
-        kept |= verdict["options"] if is_lower else {}
+        adopted |= verdict.options if verdict.is_adopted else {}
+        kept |= verdict.options if is_lower else {}
         count += is_lower
-        print(f"{verdict['place']:3} {verdict['name']:30} {verdict['verdict']:12} {is_lower}", file=sys.stderr)
+        print(f"{verdict.place:3} {verdict.name:30} {verdict.verdict:12} {is_lower}", file=sys.stderr)
     print(f"pair {pair} is lower for {count} of {len(stream.verdicts)} ideas", file=sys.stderr)
     variants = {name: options for name, options in {"adopted": adopted, "kept_if_lower": kept}.items() if options}
     content = {"name": f"{out.name}-pair-{pair}", "baseline": str(out / FIRST), "variants": variants, "match": "flops"}

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_llm.ablate.arm import BASELINE
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.plan import PLAN, RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.data.validated import LIMIT, is_whole
@@ -187,18 +187,18 @@ def compare_experiment(folder: Path) -> Comparison:
     loaded = load_experiment(folder)
     experiment = loaded.plan.experiment
     metric, names = experiment.metric, list(experiment.variants)
-    of_arm: dict[str, list[tuple[Run, Results]]] = {}
+    of_variant: dict[str, list[tuple[Run, Results]]] = {}
     summaries: dict[Path, Mapping[str, Any]] = {}
     for key, result in sorted(loaded.results.items()):
         run = Run(result.folder, dict.fromkeys(SEEDS, key.seed))
-        of_arm.setdefault(key.name, []).append((run, _numbers(result.summary)))
+        of_variant.setdefault(key.name, []).append((run, _numbers(result.summary)))
         summaries[run.path] = result.summary
-    groups = [_group(name, {"variant": name}, of_arm.get(name, []), summaries) for name in (BASELINE, *names)]
+    groups = [_group(name, {"variant": name}, of_variant.get(name, []), summaries) for name in (BASELINE, *names)]
     of_variants: list[list[Effect]] = [[] for _ in names]
     for variant, effects in zip(names, of_variants, strict=True):
         verdict = loaded.state.verdicts.get(variant)
         seeds = [] if verdict is None else experiment.seeds(verdict.pairs)
-        runs = [(run.seed[0], results) for run, results in of_arm.get(BASELINE, [])]
+        runs = [(run.seed[0], results) for run, results in of_variant.get(BASELINE, [])]
         losses = [results[metric] for seed, results in runs if seed in seeds and metric in results]
         if verdict is None or not losses:
             continue

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.experiment import DELTA
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.ratios import is_unknown
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.statistics.estimates import Array
@@ -19,8 +19,8 @@ class Curves(NamedTuple):
     """Validation losses during training, of the runs that did not fail to train.
 
     Attributes:
-        steps: Of the validations of each arm.
-        losses: Of each arm, shape (runs, validations).
+        steps: Of the validations of each variant.
+        losses: Of each variant, shape (runs, validations).
         seeds: Of these runs.
     """
 
@@ -31,23 +31,23 @@ class Curves(NamedTuple):
     def differences(self, name: str) -> tuple[list[int], Any]:
         """Steps of the baseline, and the differences of the pairs there; the variant's are read at equal shares.
 
-        A share of the run is what both arms have in common if their numbers of steps differ.
+        A share of the run is what both variants have in common if their numbers of steps differ.
         """
         common = [seed for seed in self.seeds[BASELINE] if seed in self.seeds.get(name, ())]
-        steps, variant_steps = (np.array(self.steps[arm]) for arm in (BASELINE, name))
+        steps, variant_steps = (np.array(self.steps[variant]) for variant in (BASELINE, name))
         shares = steps / steps[-1], variant_steps / variant_steps[-1]
         rows = [np.interp(*shares, self._losses_of(name, seed)) - self._losses_of(BASELINE, seed) for seed in common]
         return list(self.steps[BASELINE]), np.array(rows)
 
     def at_equal_time(self, name: str, costs: Mapping[str, Any], delta: float | None = None) -> float | None:
-        """Mean difference of the validation loss when the faster arm ends.
+        """Mean difference of the validation loss when the faster variant ends.
 
-        The slower arm is then in the middle of its schedule, so the number favors the faster one. Between two
+        The slower variant is then in the middle of its schedule, so the number favors the faster one. Between two
         validations, the loss is read on a line.
 
         Args:
             name: Of the variant.
-            costs: Of the arms, as in the report.
+            costs: Of the variants, as in the report.
             delta: The smallest difference that matters; ``None``: the default one. One in bits per byte counts as one
                 in nats per token, which is at most 1.44 times too lenient.
 
@@ -57,14 +57,19 @@ class Curves(NamedTuple):
         common_seeds = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
         if not common_seeds or BASELINE not in costs or name not in costs:
             return None
-        step_s = {arm: costs[arm]["step_s"] for arm in (BASELINE, name)}
+        step_s = {variant: costs[variant]["step_s"] for variant in (BASELINE, name)}
         if is_unknown(costs[name]):
             step_s[name] = step_s[BASELINE]
-        end = min(seconds * self.steps[arm][-1] for arm, seconds in step_s.items())
-        if any(end < seconds * self.steps[arm][0] for arm, seconds in step_s.items()):
+        end = min(seconds * self.steps[variant][-1] for variant, seconds in step_s.items())
+        if any(end < seconds * self.steps[variant][0] for variant, seconds in step_s.items()):
             return None  # no loss is known that early
-        curves = {arm: np.mean([self._losses_of(arm, seed) for seed in common_seeds], axis=0) for arm in step_s}
-        interpolated = {arm: _interpolated(end / step_s[arm], self.steps[arm], curve) for arm, curve in curves.items()}
+        curves = {
+            variant: np.mean([self._losses_of(variant, seed) for seed in common_seeds], axis=0) for variant in step_s
+        }
+        interpolated = {
+            variant: _interpolated(end / step_s[variant], self.steps[variant], curve)
+            for variant, curve in curves.items()
+        }
         (base, base_error), (loss, error) = interpolated.values()
         return loss - base if base_error + error <= (delta or DELTA) / 4 else None
 
@@ -90,13 +95,13 @@ def _interpolated(at: float, steps: Sequence[int], losses: Array) -> tuple[float
 
 
 def curves_of(loaded: Loaded) -> Curves:
-    """The validation losses of all pairs during training, of arms with the baseline's tokenizer. It takes a while."""
+    """The validation losses of all pairs during training, for the baseline's tokenizer. Reading takes a while."""
     steps: dict[str, list[int]] = {}
     losses: dict[str, Array] = {}
     seeds: dict[str, list[int]] = {}
-    arms = loaded.plan.arms
-    for name in (BASELINE, NULL, *loaded.plan.experiment.variants):
-        if arms[name]["tokenizer"] != arms[BASELINE]["tokenizer"]:
+    variants = loaded.plan.variants
+    for name in loaded.plan.record.variants:
+        if variants[name].tokenizer != variants[BASELINE].tokenizer:
             continue  # losses per token cannot be compared
         results = (result for result in loaded.results.values() if result.run.name == name and not result.has_failed)
         curves = {result.run.seed: result.curves().get(VAL_LOSS) for result in results}

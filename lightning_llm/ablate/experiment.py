@@ -1,36 +1,171 @@
-"""What a user asks for: a baseline, variants of it, and how they are compared.
+"""What a user asks for: a baseline, variants of it, sizes, and when comparing stops.
 
-The *baseline* is an ordinary config of ``fit``. A *variant* changes options of it. A *pair* is a run of each with the
-same seed. A *look* is a planned number of pairs that gives verdicts. ``delta`` is the smallest difference that matters.
+The *baseline* is an ordinary config of a program. A *variant* changes options of it. A *pair* is a run of each with
+the same seed. A *look* is a planned number of pairs that gives verdicts. ``delta`` is the smallest difference that
+matters.
 
-:class:`Experiment` is the only description of one: what a file says becomes one, a plan holds its fields, and
-scheduling and reports read it. A field that a plan holds has its schema beside it.
+:class:`Experiment` is the only description of one: what a file says becomes one, a plan holds it, and scheduling and
+reports read it. One with ``sizes`` is a ladder (``ablate.ladder``): all of it is done at each size. An idea of a
+stream (``ablate.stream``) is one that stops by an e-process.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+import msgspec
+
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Tokens, matches_in_words
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
-from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS
-from lightning_llm.io.schema import TEXT, Schema, by_name, check, list_of, maybe, one_of, record, validate, whole
+from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS, Grid
+from lightning_llm.accounting.sizing import parse_size
+from lightning_llm.io.schema import BOOL, POSITIVE, TEXT, by_name, check, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import file_name, printable, shown
 from lightning_llm.statistics.design import Design
+from lightning_llm.statistics.extrapolation import FEWEST_SIZES
 from lightning_llm.training.metrics import LOSSES
 
 METRICS = tuple(LOSSES)
 LOOKS = (8, 12, 16)
-DELTA, ALPHA = 0.005, 0.05
+DELTA = 0.005
+ALPHA = 0.05
 MOST_PAIRS = 1000
 LAST_SEED = 2**31  # so that each seed fits in 32 bits
 MOST_VARIANTS = 500
 MOST_RUNS = 100_000  # with those of tuning; an experiment has a hundred
 MOST_LOOKS = 20  # boundaries of 61 take 5 s and 759 MB
-FACTORS, TUNING_SEEDS = (0.5, 0.71, 1.0, 1.41, 2.0), 2
+MOST_SIZES = 12
+FACTORS = (0.5, 0.71, 1.0, 1.41, 2.0)
+TUNING_SEEDS = 2
+OF_LADDER = ("predict", "tokens_per_parameter", "repeat")  # keys that need sizes
+# A ladder has none of these: a stop at a look would exaggerate the difference of its size
+FIXED_BY_LADDER = ("looks", "half_width")
+
+
+class Looks(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="looks"):
+    """Comparing stops at a planned number of pairs, as soon as there is a verdict.
+
+    Attributes:
+        pairs: These numbers, increasing.
+        half_width: Half the width of the interval at which a comparison ends; ``None``: it ends with a verdict.
+    """
+
+    pairs: tuple[int, ...] = LOOKS
+    half_width: float | None = None
+
+
+class EProcess(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="e-process"):
+    """Comparing stops after any pair, by the evidence for an improvement (``statistics.stream``).
+
+    Attributes:
+        threshold: The e-value that an adoption takes.
+        most: Pairs, besides those that confirm it.
+        first_confirming_seed: Of those; the others follow.
+    """
+
+    threshold: float
+    most: int
+    first_confirming_seed: int
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user asks for.
+
+    Attributes:
+        name: Of the experiment.
+        variants: The options of each, by name.
+        metric: Lower is better: ``val_loss`` (nats per token) or another of ``METRICS``, of a run's summary.
+        delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
+        alpha: Probability of a false answer, over all variants, looks and added pairs; tuned variants have another one.
+        stop: When comparing stops.
+        sizes: Sizes of the baseline at which all of it is done, increasing; empty: at the baseline's own.
+        predict: A further size, whose differences are predicted; ``None``: none.
+        first_seed: Of the pairs; the others follow.
+        match: What is equal for baseline and variant: the name of a rule in ``matching.MATCHES``.
+        solved: The option of the variants that the rule solves for, if it does.
+        tune: What is tuned for each variant; ``None``: nothing.
+        secondary: Further metrics, which are reported with intervals and decide nothing.
+        because: Why somebody believes in the variants; for the report.
+        baseline: Configs of the program; later ones override earlier ones.
+        options: For all runs.
+        out: The folder of the experiment; empty: ``runs/NAME``.
+    """
+
+    name: str
+    variants: Mapping[str, Options]
+    metric: str = METRICS[0]
+    delta: float | None = DELTA
+    alpha: float = ALPHA
+    stop: Looks | EProcess = Looks()
+    sizes: tuple[str, ...] = ()
+    predict: str | None = None
+    first_seed: int = 0
+    match: str = Tokens.name
+    solved: str | None = None
+    tune: Grid | None = None
+    secondary: tuple[str, ...] = ()
+    because: str = ""
+    baseline: tuple[str, ...] = ()
+    options: Options = {}
+    out: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The folder of the experiment, where everything goes."""
+        return self.out or f"runs/{file_name(self.name)}"
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of pairs after which a comparison may end; of an e-process the last one."""
+        return self.stop.pairs if isinstance(self.stop, Looks) else (self.stop.most,)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the interval at which a comparison ends; ``None``: no width ends it."""
+        return self.stop.half_width if isinstance(self.stop, Looks) else None
+
+    @property
+    def design(self) -> Design:
+        """The design of the comparison of each variant."""
+        return Design(self.alpha / len(self.variants), self.looks, self.delta, self.half_width)
+
+    def cut(self, pairs: int) -> "Experiment":
+        """The same with the default looks up to this many pairs."""
+        return replace(self, stop=Looks(pairs=_cut(LOOKS, pairs, self.name), half_width=self.half_width))
+
+    def seeds(self, pairs: int) -> range:
+        """The seeds of this many pairs."""
+        return range(self.first_seed, self.first_seed + pairs)
+
+    def runs_of_tuning(self, extensions: int = 0) -> int:
+        """The runs of a grid, ``extensions`` values longer, and of a vertex for each variant; 0: nothing is tuned."""
+        if self.tune is None:
+            return 0
+        values = len(self.tune.factors) + extensions + 1
+        return (1 + len(self.variants)) * values * self.tune.seeds
+
+    def most_runs(self, extensions: int = 0) -> int:
+        """The most runs of all variants: the null one ends with the first look, and tuned ones are compared again."""
+        pairs = self.looks[-1] * (1 if self.tune is None else 2)
+        return 1 + self.looks[0] + (1 + len(self.variants)) * pairs + self.runs_of_tuning(extensions)
+
+    def seeds_in_tuning(self, pairs: int) -> str:
+        """Whether this many pairs would use the seeds of tuning, in words; empty if not."""
+        if self.tune is None:
+            return ""
+        first = self.first_seed
+        last = FIRST_SEED + self.tune.seeds - 1
+        if first > last or first + pairs <= FIRST_SEED:
+            return ""
+        return f"seeds {FIRST_SEED} to {last} belong to tuning, and {pairs} pairs use {first} to {first + pairs - 1}"
+
+
+def replace(experiment: Experiment, **fields: Any) -> Experiment:
+    """An experiment with other values of some fields."""
+    return msgspec.structs.replace(experiment, **fields)
+
 
 # ---- schemas
 
@@ -70,9 +205,7 @@ _METRICS = check(
     f"different ones of {', '.join(METRICS)}",
     lambda value: isinstance(value, list) and 0 < len(value) == len({*map(str, value)} & {*METRICS}),
 )
-SECONDARY_METRICS = list_of(_METRIC, len(METRICS))
-_SEED = whole(0, LAST_SEED)
-_TUNE = {"option": _TUNED, "factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)}
+_SIZE = check("a number of parameters such as 100k", lambda value: type(value) in (str, int))
 
 
 def _match_in_file(value: object, name: str) -> Iterable[str]:
@@ -96,138 +229,27 @@ def _parsed(match: Any) -> tuple[str, str | None]:
     return name, option if is_of_model and name in MATCHES and MATCHES[name].is_solved else None
 
 
-def _plan_field(schema: Schema, default: Any = dataclasses.MISSING) -> Any:
-    """A field that a plan holds."""
-    return dataclasses.field(default=default, metadata={"schema": schema})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """What a user asks for.
-
-    Attributes:
-        name: Of the experiment.
-        variants: The options of each, by name.
-        metric: Lower is better: ``val_loss`` (nats per token) or another of ``METRICS``, of a run's summary.
-        delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
-        alpha: Probability of a false answer, over all variants, looks and added pairs; tuned arms have another one.
-        looks: Numbers of pairs.
-        half_width: Half the width of the interval at which a comparison ends; ``None``: it ends with a verdict.
-        first_seed: Of the pairs; the others follow.
-        match: What is equal on both arms: the name of a rule in ``matching.MATCHES``.
-        solved: The option of the variants that the rule solves for, if it does.
-        tune: The ``option`` that is tuned for each arm, the ``factors`` of its grid, and how many ``seeds``.
-        baseline: Configs of ``fit``; later ones override earlier ones. A plan holds what they say.
-        options: For all runs. A plan holds them with the baseline's.
-        out: The folder of the experiment.
-        secondary: Further metrics, which are reported with intervals and decide nothing.
-    """
-
-    name: str = _plan_field(_NAME)
-    variants: Mapping[str, Options] = _plan_field(by_name(_OPTIONS))
-    metric: str = _plan_field(_METRIC, METRICS[0])
-    delta: float | None = _plan_field(maybe(_NUMBER), DELTA)
-    alpha: float = _plan_field(_ALPHA, ALPHA)
-    looks: Sequence[int] = _plan_field(_LOOKS, LOOKS)
-    half_width: float | None = _plan_field(maybe(_NUMBER), None)
-    first_seed: int = _plan_field(_SEED, 0)
-    match: str = _plan_field(lambda value, name: one_of(*MATCHES)(value, name), Tokens.name)
-    solved: str | None = _plan_field(maybe(TEXT), None)
-    tune: Mapping[str, Any] | None = _plan_field(maybe(record(_TUNE)), None)
-    baseline: tuple[str, ...] = ()
-    options: Options = dataclasses.field(default_factory=dict)
-    out: str = ""
-    secondary: Sequence[str] = ()
-
-    @classmethod
-    def in_plan(cls, content: Mapping[str, Any], source: object) -> "Experiment":
-        """The experiment that a plan holds.
-
-        Raises:
-            ValueError: A variant has the name of no folder, or there are more runs than anyone trains.
-        """
-        experiment = cls(**{name: content[name] for name in PLAN_FIELDS}, secondary=content.get("secondary", []))
-        experiment.check(source)
-        return experiment
-
-    @property
-    def plan_fields(self) -> dict[str, Any]:
-        """What a plan holds of it, as JSON."""
-        content = dataclasses.asdict(self)
-        lists = {"looks": list(self.looks), "secondary": list(self.secondary)}
-        return {name: content[name] for name in PLAN_FIELDS} | lists
-
-    @property
-    def folder(self) -> str:
-        """The folder of the experiment, where everything goes."""
-        return self.out or f"runs/{file_name(self.name)}"
-
-    @property
-    def design(self) -> Design:
-        """Of the comparison of each variant."""
-        return Design(self.alpha / len(self.variants), tuple(self.looks), self.delta, self.half_width)
-
-    def cut(self, pairs: int) -> "Experiment":
-        """The same with the default looks up to this many pairs."""
-        return dataclasses.replace(self, looks=_cut(LOOKS, pairs, self.name))
-
-    def seeds(self, pairs: int) -> range:
-        """The seeds of this many pairs."""
-        return range(self.first_seed, self.first_seed + pairs)
-
-    def runs_of_tuning(self, extensions: int = 0) -> int:
-        """The runs of a grid, ``extensions`` values longer, and of a vertex for each arm; 0: nothing is tuned."""
-        if self.tune is None:
-            return 0
-        values = len(self.tune["factors"]) + extensions + 1
-        return (1 + len(self.variants)) * values * int(self.tune["seeds"])
-
-    def most_runs(self, extensions: int = 0) -> int:
-        """The most runs of all arms: the null variant ends with the first look, and tuned arms are compared again."""
-        pairs = self.looks[-1] * (1 if self.tune is None else 2)
-        return 1 + self.looks[0] + (1 + len(self.variants)) * pairs + self.runs_of_tuning(extensions)
-
-    def check(self, source: object) -> None:
-        """Reject a variant with the name of no folder or of another arm, and more runs than anyone trains.
-
-        Raises:
-            ValueError: It has one.
-        """
-        for variant in self.variants:
-            if variant in (BASELINE, AGAIN, NULL) or folder_name(variant) != variant or variant[0] == ".":
-                folder = "the name of a folder without commas or backslashes"
-                problem = f"must be {folder}, and not {BASELINE}, {AGAIN} or {NULL}"
-                raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
-        if (runs := self.most_runs(2 * MOST_EXTENSIONS)) > MOST_RUNS:
-            raise ValueError(f"{source}: variants, looks and tune ask for {runs} runs, expected at most {MOST_RUNS}")
-        if len(self.variants) > MOST_VARIANTS:
-            raise ValueError(f"{source} has {len(self.variants)} variants, expected at most {MOST_VARIANTS}")
-
-    def seeds_in_tuning(self, pairs: int) -> str:
-        """Whether this many pairs would use the seeds of tuning, in words; empty if not."""
-        if self.tune is None:
-            return ""
-        first, last = self.first_seed, FIRST_SEED + self.tune["seeds"] - 1
-        if first > last or first + pairs <= FIRST_SEED:
-            return ""
-        return f"seeds {FIRST_SEED} to {last} belong to tuning, and {pairs} pairs use {first} to {first + pairs - 1}"
-
-
-PLAN_FIELDS: dict[str, Schema] = {
-    field.name: field.metadata["schema"] for field in dataclasses.fields(Experiment) if field.metadata
-}
-# What a file writes in another way: looks are cut by pairs, and first_seed and solved are inside of others
+# What a file writes in another way than Experiment: looks are cut by pairs, and first_seed and solved are inside others
 _FILE = record(
-    {"baseline": _texts, "variants": PLAN_FIELDS["variants"]},
+    {"baseline": _texts, "variants": by_name(_OPTIONS)},
     {
-        **{name: schema for name, schema in PLAN_FIELDS.items() if name not in ("first_seed", "solved")},
+        "name": _NAME,
+        "metric": _METRIC,
         "metrics": _METRICS,
-        "options": maybe(_OPTIONS),
+        "delta": maybe(_NUMBER),
+        "alpha": _ALPHA,
+        "looks": _LOOKS,
+        "half_width": maybe(_NUMBER),
         "pairs": whole(1, MOST_PAIRS),
-        "seeds": record({"first": _SEED}),
+        "seeds": record({"first": whole(0, LAST_SEED)}),
         "match": _match_in_file,
-        "tune": maybe(record({"option": _TUNED}, _TUNE)),
+        "tune": maybe(record({"option": _TUNED}, {"factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)})),
+        "options": maybe(_OPTIONS),
         "out": TEXT,
+        "sizes": list_of(_SIZE, MOST_SIZES),
+        "predict": _SIZE,
+        "tokens_per_parameter": POSITIVE,
+        "repeat": BOOL,
     },
 )
 
@@ -243,32 +265,98 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     Raises:
         ValueError: A key is unknown or wrong; a name cannot be that of a folder.
     """
-    validate({"name": name, **content}, _FILE, source)
-    fields = {"name": name} | {key: value for key, value in content.items() if value is not None or key == "delta"}
-    looks = fields.pop("looks", LOOKS)
-    pairs = fields.pop("pairs", None)
-    baseline = fields["baseline"]
-    fields["baseline"] = (baseline,) if isinstance(baseline, str) else tuple(baseline)
-    fields["variants"] = {variant: flat_options(options) for variant, options in fields["variants"].items()}
-    fields["options"] = flat_options(fields.get("options", {}))
-    fields["first_seed"] = fields.pop("seeds", {}).get("first", 0)
-    if metrics := fields.pop("metrics", ()):
-        if "metric" in fields:
-            raise ValueError(f"{source}: metrics has the metric that decides as its first: leave out metric")
-        fields["metric"], *fields["secondary"] = metrics
-    fields["match"], fields["solved"] = _parsed(fields.get("match", Tokens.name))
-    if tune := fields.get("tune"):
-        fields["tune"] = {"option": tune["option"], "factors": list(map(float, tune.get("factors", FACTORS)))}
-        fields["tune"]["seeds"] = tune.get("seeds", TUNING_SEEDS)
-    experiment = Experiment(**fields, looks=_cut(looks, pairs, source))
-    experiment.check(source)
+    content = {"name": name, **{key: value for key, value in content.items() if value is not None or key == "delta"}}
+    validate(content, _FILE, source)
+    variants = {variant: flat_options(options) for variant, options in content["variants"].items()}
+    metric, *secondary = _metrics(content, source)
+    match, solved = _parsed(content.get("match", Tokens.name))
+    experiment = Experiment(
+        name=content["name"],
+        variants=variants,
+        metric=metric,
+        secondary=tuple(secondary),
+        delta=content.get("delta", DELTA),
+        alpha=content.get("alpha", ALPHA),
+        stop=_stop(content, source),
+        first_seed=content.get("seeds", {}).get("first", 0),
+        match=match,
+        solved=solved,
+        tune=_grid(content.get("tune")),
+        baseline=tuple([content["baseline"]] if isinstance(content["baseline"], str) else content["baseline"]),
+        out=content.get("out", ""),
+        **_options_and_sizes(content, source),
+    )
+    _refuse_unplannable(experiment, source)
+    return experiment
+
+
+def _metrics(content: Mapping[str, Any], source: object) -> Sequence[str]:
+    """The metric that decides, and the secondary ones."""
+    metrics: Sequence[str] = content.get("metrics", ())
+    if metrics and "metric" in content:
+        raise ValueError(f"{source}: metrics has the metric that decides as its first: leave out metric")
+    return metrics or (content.get("metric", METRICS[0]),)
+
+
+def _stop(content: Mapping[str, Any], source: object) -> Looks:
+    if "sizes" not in content:
+        pairs = _cut(content.get("looks", LOOKS), content.get("pairs"), source)
+        return Looks(pairs=pairs, half_width=content.get("half_width"))
+    if useless := [key for key in FIXED_BY_LADDER if key in content]:
+        problem = f"a ladder has no {useless[0]}"
+        raise ValueError(f"{source}: {problem}: it has a fixed number of pairs (pairs: 8) at every size")
+    return Looks(pairs=_cut((), content.get("pairs", LOOKS[0]), source))
+
+
+def _grid(tune: Mapping[str, Any] | None) -> Grid | None:
+    if tune is None:
+        return None
+    factors = tuple(map(float, tune.get("factors", FACTORS)))
+    return Grid(option=tune["option"], factors=factors, seeds=tune.get("seeds", TUNING_SEEDS))
+
+
+def _options_and_sizes(content: Mapping[str, Any], source: object) -> dict[str, Any]:
+    """The options of all runs, and the fields of a ladder."""
+    options = flat_options(content.get("options", {}))
+    if "sizes" not in content:
+        if alone := next((key for key in OF_LADDER if key in content), None):
+            raise ValueError(f"{source}: {alone} is a key of a ladder: give sizes too, or leave it out")
+        return {"options": options}
+    sizes = tuple(map(str, content["sizes"]))
+    predicted = [str(content["predict"])] if "predict" in content else []
+    numbers = [parse_size(size) for size in (*sizes, *predicted)]
+    if not sizes or any(low >= high for low, high in itertools.pairwise(numbers)):
+        listed = ", ".join([*sizes, *predicted])
+        raise ValueError(f"{source}: sizes, and predict after them, must increase, got {listed}")
+    if predicted and len(sizes) < FEWEST_SIZES:
+        raise ValueError(f"{source}: predict needs {FEWEST_SIZES} sizes or more, got {len(sizes)}")
+    of_size = {key: content[key] for key in ("tokens_per_parameter", "repeat") if key in content}
+    return {
+        "sizes": sizes,
+        "predict": predicted[0] if predicted else None,
+        "options": {**options, **of_size},
+    }
+
+
+def _refuse_unplannable(experiment: Experiment, source: object) -> None:
+    """Refuse names that no folder can have, more runs than anyone trains, and options that an experiment sets."""
+    for variant in experiment.variants:
+        if variant in (BASELINE, AGAIN, NULL) or folder_name(variant) != variant or variant[0] == ".":
+            folder = "the name of a folder without commas or backslashes"
+            problem = f"must be {folder}, and not {BASELINE}, {AGAIN} or {NULL}"
+            raise ValueError(f"{source}: the variant {shown(variant)} {problem}")
+    runs = experiment.most_runs(2 * MOST_EXTENSIONS)
+    if runs > MOST_RUNS:
+        raise ValueError(f"{source}: variants, looks and tune ask for {runs} runs, expected at most {MOST_RUNS}")
+    if len(experiment.variants) > MOST_VARIANTS:
+        raise ValueError(f"{source} has {len(experiment.variants)} variants, expected at most {MOST_VARIANTS}")
     if problem := experiment.seeds_in_tuning(experiment.looks[-1]):
         raise ValueError(f"{source}: {problem}: give fewer pairs or another seeds.first")
-    variants = ((options, f"variants.{variant}") for variant, options in experiment.variants.items())
-    for options, section in ((experiment.options, "options"), *variants):
+    sections = [(experiment.options, "options")]
+    sections += [(options, f"variants.{variant}") for variant, options in experiment.variants.items()]
+    for options, section in sections:
         if reserved := [option for option in options if option in SET_BY_EXPERIMENT]:
             raise ValueError(f"{source}: {section}: {reserved[0]} is set by the experiment: leave it out")
-    return experiment
 
 
 def _cut(looks: Sequence[int], pairs: int | None, source: object) -> tuple[int, ...]:

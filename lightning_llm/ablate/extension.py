@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from lightning_llm.ablate.experiment import MOST_PAIRS, Experiment
-from lightning_llm.ablate.next_runs import Added, State
+from lightning_llm.ablate.next_runs import Extension, State
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.io.shell import shell_path
 
 
-def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> tuple[Added, int]:
+def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> tuple[Extension, int]:
     """The pairs to add, and the look that they end at.
 
     Args:
@@ -19,7 +19,9 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
     Raises:
         ValueError: The plan is not used up, every comparison has ended, or these pairs cannot be added.
     """
-    out, state, experiment = loaded.plan.out, loaded.state, loaded.plan.experiment
+    out = loaded.plan.out
+    state = loaded.state
+    experiment = loaded.plan.experiment
     if state.needed:
         command = f"lightning-llm ablate run {shell_path(out)}"
         raise ValueError(f"{out} has not used up its plan: {command} continues it")
@@ -31,18 +33,18 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
         raise ValueError(f"{out}: every comparison has ended: {advice}")
     if not 1 <= pairs <= MOST_PAIRS:
         raise ValueError(f"--pairs must be from 1 to {MOST_PAIRS}, got {pairs}")
-    added = Added(pairs, variants)
+    extension = Extension(pairs, None if variants is None else tuple(variants))
     try:
-        look = max(_look_with(added, comparison, experiment) for comparison in comparisons)
+        look = max(_look_with(extension, comparison, experiment) for comparison in comparisons)
     except ValueError as error:
         raise ValueError(f"--pairs {pairs}: {error}: give fewer") from None
     if problem := experiment.seeds_in_tuning(look):
         raise ValueError(f"--pairs {pairs}: {problem}: give fewer")
-    return added, look
+    return extension, look
 
 
-def _look_with(added: Added, state: State, experiment: Experiment) -> int:
+def _look_with(extension: Extension, state: State, experiment: Experiment) -> int:
     """The last look that a comparison gets."""
-    names = [name for name in added.variants or state.unfinished if name in state.verdicts]
-    looks = (experiment.design.look_with(state.verdicts[name].pairs + added.pairs) for name in names)
+    names = [name for name in extension.variants or state.unfinished if name in state.verdicts]
+    looks = (experiment.design.look_with(state.verdicts[name].pairs + extension.pairs) for name in names)
     return max(looks, default=0)

@@ -9,17 +9,34 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.plan import PLAN, REPORT, RUNS
-from lightning_llm.ablate.ratios import INTERVAL
-from lightning_llm.io.schema import NUMBER, maybe, open_record, validate
-from lightning_llm.io.untrusted import read_json
+import msgspec
+
+from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.plan import PLAN, REPORT, RUNS, Plan
+from lightning_llm.io.records import read_record
 from lightning_llm.statistics.power import SPREADS
 
 MOST = 200  # experiments that are looked at
-_NOISE = maybe(open_record({}, {"sd_interval": maybe(INTERVAL)}))
-_AA = open_record({}, {"null_sd": maybe(NUMBER), "null": maybe(open_record({}, {"noise": _NOISE}))})
-_REPORT = open_record({}, {"aa": _AA})
+
+
+class _Noise(msgspec.Struct):
+    sd_interval: tuple[float, float] | None = None
+
+
+class _Null(msgspec.Struct):
+    noise: _Noise | None = None
+
+
+class _AA(msgspec.Struct):
+    null_sd: float | None = None
+    null: _Null | None = None
+
+
+class _Report(msgspec.Struct):
+    """What is read of an earlier report."""
+
+    aa: _AA = msgspec.field(default_factory=_AA)
+    metric: str | None = None
 
 
 class Spread(NamedTuple):
@@ -63,9 +80,9 @@ def earlier(out: Path, config: str, metric: str) -> Iterator[Earlier]:
         metric: Its metric.
     """
     for folder in siblings(out):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            content = read_json(folder / PLAN)
-            if (content["asked_configs"][BASELINE], content["metric"]) != (config, metric):
+        with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
+            plan = Plan.read(folder)
+            if (plan.record.asked.get(BASELINE), plan.experiment.metric) != (config, metric):
                 continue
             names = (path.name for path in (folder / RUNS).glob(f"{BASELINE},*seed=*"))  # those of tuning too
             seeds = sorted({int(seed) for seed in (name.rpartition("=")[2] for name in names) if seed.isdecimal()})
@@ -97,14 +114,12 @@ def spread_in(folder: Path, metric: str) -> Spread:
 def _spread(folder: Path, metric: str | None = None) -> Spread | None:
     """Of a report that is there and whole, and of this metric."""
     try:
-        report = read_json(folder / REPORT)
-        validate(report, _REPORT, folder / REPORT)
+        report = read_record(folder / REPORT, _Report)
     except (OSError, ValueError):
         return None
-    if metric is not None and report.get("metric") != metric:
+    value = report.aa.null_sd
+    is_of_metric = metric is None or report.metric == metric
+    if not is_of_metric or value is None or not SPREADS[0] <= value <= SPREADS[1]:
         return None
-    aa = report.get("aa", {})
-    value, noise = aa.get("null_sd"), (aa.get("null") or {}).get("noise") or {}
-    if value is None or not SPREADS[0] <= value <= SPREADS[1]:
-        return None
-    return Spread(value, folder.name, noise.get("sd_interval"))
+    noise = None if report.aa.null is None else report.aa.null.noise
+    return Spread(value, folder.name, None if noise is None else noise.sd_interval)

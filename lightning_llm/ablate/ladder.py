@@ -1,217 +1,187 @@
-"""A ladder: one experiment at several sizes, and what its differences say of a larger one. No torch.
+"""A ladder: an experiment with ``sizes``, and what its differences say of a larger one. No torch.
 
-``sizes`` in an experiment's file makes it a ladder. Each size is an ordinary experiment in ``OUT/sizes/SIZE``, with its
-own plan, null variant and report, and with a fixed number of pairs: a stop at a look exaggerates. ``OUT/ladder.json``
-holds what was asked for and the counted compute of each size; it never changes. Before a further size is trained,
-``OUT/promises/SIZE.json`` holds its prediction, and the plan of that size the hash of it.
+At each size the whole experiment is done, in ``OUT/sizes/SIZE``, with its own plan, null variant and report, and with a
+fixed number of pairs: a stop at a look exaggerates. ``OUT/ladder.json`` holds what was asked for and the counted FLOPs
+of each size; it never changes. Before a further size is trained, ``OUT/predictions/SIZE.json`` holds what is predicted
+of it, and the plan of that size the hash of it.
 
-With ``tune``, the smallest size is tuned as any experiment is. At the larger ones, each arm has the value that ``size``
-sets there, times its tuned value over its own value at the smallest.
+With ``tune``, the smallest size is tuned as any experiment is. At the larger ones, each variant has the value that
+``size`` sets there, times its tuned value over its own value at the smallest.
 """
 
-import dataclasses
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.experiment import LOOKS, MOST_PAIRS, Experiment, experiment_of
-from lightning_llm.ablate.plan import read_hashed, write_hashed
+import msgspec
+
+from lightning_llm.ablate.experiment import Experiment, replace
+from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.plan import digest
 from lightning_llm.accounting.sizing import parse_size
-from lightning_llm.io.schema import (
-    BOOL,
-    NUMBER,
-    POSITIVE,
-    SHA256,
-    TEXT,
-    by_name,
-    check,
-    list_of,
-    maybe,
-    open_record,
-    record,
-    validate,
-    whole,
-)
+from lightning_llm.io.records import read_record, write_record
+from lightning_llm.io.shell import shell_path
 from lightning_llm.statistics.extrapolation import FEWEST_SIZES, MOST_BEYOND
 
-LADDER, SIZES, PROMISES = "ladder.json", "sizes", "promises"
-MOST_SIZES = 12
-FIXED = ("looks", "half_width")  # keys of an experiment that a ladder has no use for
-_SIZE = check("a number of parameters such as 100k", lambda value: type(value) in (str, int))
-_KEYS = {"sizes": list_of(_SIZE, MOST_SIZES), "predict": _SIZE, "tokens_per_parameter": POSITIVE, "repeat": BOOL}
-_PAIR = check("two numbers", lambda value: isinstance(value, list) and len(value) == 2)
-_PREDICTED = record(
-    {"difference": NUMBER, "interval": _PAIR, "prediction_interval": _PAIR, "answer": TEXT},
-    {"shown_up_to": maybe(NUMBER)},
-)
-_PROMISE = {"size": TEXT, "compute": POSITIVE, "pairs": whole(2), "variants": by_name(maybe(_PREDICTED), min_fields=0)}
-_PROMISE |= {"plans": by_name(SHA256), "hash": SHA256}
-_FILE = record({"asked": open_record({}, {}), "computes": by_name(POSITIVE), "hash": SHA256})
+LADDER, SIZES, PREDICTIONS = "ladder.json", "sizes", "predictions"
+VERSION = 2  # of ladder.json
 
 
-@dataclasses.dataclass(frozen=True)
-class Ladder:
-    """What a user asks for.
+class LadderRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``ladder.json``.
 
     Attributes:
-        asked: The keys of its file, with ``name`` and ``out``.
-        sizes: The smallest first, as they are written.
-        target: The size that is predicted; ``None``: none.
+        experiment: What was asked for.
+        computes: FLOPs of a baseline's run, of each size and of the predicted one.
+        version: Of this record.
     """
 
-    asked: Mapping[str, Any]
-    sizes: tuple[str, ...]
-    target: str | None
+    experiment: Experiment
+    computes: dict[str, float]
+    version: int = VERSION
+
+
+class PredictedVariant(msgspec.Struct, frozen=True, kw_only=True):
+    """What is predicted of a variant at a size.
+
+    Attributes:
+        difference: The mean.
+        interval: Of this mean.
+        prediction_interval: In which the difference that is observed there should be.
+        answer: Whether the finding of the largest size holds, fades or flips there.
+        shown_up_to: Up to how many times the compute of the largest size the direction is shown.
+    """
+
+    difference: float
+    interval: tuple[float, float]
+    prediction_interval: tuple[float, float]
+    answer: str
+    shown_up_to: float | None = None
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What was predicted of a size before it was trained: the content of ``predictions/SIZE.json``.
+
+    Attributes:
+        size: As it is written.
+        compute: FLOPs of a run of the baseline.
+        pairs: That it was to have.
+        variants: By name; ``None``: nothing could be predicted.
+        plans: The hash of the plan of each size that it rests on.
+    """
+
+    size: str
+    compute: float
+    pairs: int
+    variants: dict[str, PredictedVariant | None]
+    plans: dict[str, str]
 
     @property
-    def out(self) -> Path:
-        """The folder where all sizes, promises, and the report go."""
-        return Path(self.asked["out"])
-
-    @property
-    def smallest(self) -> str:
-        """The size that is tuned, if any is."""
-        return self.sizes[0]
-
-    @property
-    def tuned_option(self) -> str | None:
-        """The option that is tuned; ``None``: none is."""
-        return (self.asked.get("tune") or {}).get("option")
-
-    @property
-    def pairs(self) -> int:
-        """How many each size has; it never depends on what was found."""
-        return int(self.asked.get("pairs") or LOOKS[0])
-
-    def experiment(self, size: str) -> Experiment:
-        """The experiment of a size.
-
-        Raises:
-            ValueError: The file asks for what no experiment can do.
-        """
-        left_out = (*_KEYS, "pairs", *(() if size == self.smallest else ("tune",)))
-        content = {key: value for key, value in self.asked.items() if key not in left_out}
-        size_options = {name: self.asked[name] for name in ("tokens_per_parameter", "repeat") if name in self.asked}
-        content["options"] = {**(content.get("options") or {}), "size": size, **size_options}
-        content |= {"name": f"{content['name']} {size}", "out": str(self.folder(size)), "looks": [self.pairs]}
-        return experiment_of(content, self.asked["name"], content["name"])
-
-    def with_target(self, size: str, trained: list[str]) -> "Ladder":
-        """The ladder of all sizes below a further one, which is its target.
-
-        Args:
-            size: The further one.
-            trained: Those that were added before.
-
-        Raises:
-            ValueError: It is not above them, or there are too few for a prediction.
-        """
-        smaller = [*self.sizes, *(added for added in trained if added != size)]
-        if parse_size(size) <= parse_size(smaller[-1]):
-            raise ValueError(f"--size {size} must be above the sizes of the ladder, {', '.join(smaller)}")
-        if len(smaller) < FEWEST_SIZES:
-            raise ValueError(f"--size {size}: a prediction needs {FEWEST_SIZES} sizes or more, got {len(smaller)}")
-        return dataclasses.replace(self, sizes=tuple(smaller), target=size)
-
-    def folder(self, size: str) -> Path:
-        """Of the experiment of a size."""
-        return self.out / SIZES / size
+    def hash(self) -> str:
+        """The SHA-256 of it."""
+        return digest(msgspec.to_builtins(self))
 
 
-def is_ladder(content: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is that of a ladder."""
-    return content.get("sizes") is not None
+def folder_of_size(ladder: Experiment, size: str) -> Path:
+    """The folder of the experiment of a size."""
+    return Path(ladder.folder) / SIZES / size
 
 
-def ladder_of(content: Mapping[str, Any], source: object, name: str) -> Ladder:
-    """What a file asks for.
+def pairs_of(ladder: Experiment) -> int:
+    """How many pairs each size has; it never depends on what was found."""
+    return ladder.looks[-1]
+
+
+def at_size(ladder: Experiment, size: str) -> Experiment:
+    """The experiment of a size; only the smallest one is tuned."""
+    return replace(
+        ladder,
+        name=f"{ladder.name} {size}",
+        out=str(folder_of_size(ladder, size)),
+        sizes=(),
+        predict=None,
+        tune=ladder.tune if size == ladder.sizes[0] else None,
+        options={**ladder.options, "size": size},
+    )
+
+
+def with_further(ladder: Experiment, size: str, trained: list[str]) -> Experiment:
+    """The ladder of all sizes below a further one, which is predicted.
 
     Args:
-        content: Its keys.
-        source: Names it in errors.
-        name: Of the ladder, if the content has none.
+        ladder: Of the folder.
+        size: The further one.
+        trained: Those that were added before.
 
     Raises:
-        ValueError: A key is unknown or wrong, or the sizes are not in order.
+        ValueError: It is not above them, or there are too few for a prediction.
     """
-    content = {key: value for key, value in content.items() if value is not None or key == "delta"}
-    validate({key: value for key, value in content.items() if key in _KEYS}, record({}, _KEYS), source)
-    if useless := [key for key in FIXED if content.get(key) is not None]:
-        raise ValueError(
-            f"{source}: a ladder has no {useless[0]}: it has a fixed number of pairs (pairs: 8) at every size"
-        )
-    pairs = content.get("pairs")
-    validate({"pairs": pairs}, record({"pairs": maybe(whole(2, MOST_PAIRS))}), source)
-    sizes = [str(size) for size in content["sizes"]]
-    target = None if content.get("predict") is None else str(content["predict"])
-    numbers = [parse_size(size) for size in (*sizes, *([] if target is None else [target]))]
-    if len(sizes) < 1 or any(low >= high for low, high in itertools.pairwise(numbers)):
-        listed = ", ".join([*sizes, target or ""])
-        raise ValueError(f"{source}: sizes, and predict after them, must increase, got {listed}")
-    if target is not None and len(sizes) < FEWEST_SIZES:
-        raise ValueError(f"{source}: predict needs {FEWEST_SIZES} sizes or more, got {len(sizes)}")
-    asked = {"name": name, **content}
-    first = Ladder({"out": "runs/x", **asked}, tuple(sizes), target).experiment(sizes[0])
-    own_folder = str(asked.get("out") or dataclasses.replace(first, name=str(asked["name"]), out="").folder)
-    return Ladder({**asked, "out": own_folder}, tuple(sizes), target)
+    smaller = (*ladder.sizes, *(added for added in trained if added != size))
+    if parse_size(size) <= parse_size(smaller[-1]):
+        raise ValueError(f"--size {size} must be above the sizes of the ladder, {', '.join(smaller)}")
+    if len(smaller) < FEWEST_SIZES:
+        raise ValueError(f"--size {size}: a prediction needs {FEWEST_SIZES} sizes or more, got {len(smaller)}")
+    return replace(ladder, sizes=smaller, predict=size)
 
 
 def with_tuned(experiment: Experiment, option: str, values: Mapping[str, float]) -> Experiment:
-    """The experiment of a larger size, in which the arms have these values of the option."""
+    """The experiment of a larger size, in which the variants have these values of the option."""
     variants = {name: {**options, option: values[name]} for name, options in experiment.variants.items()}
-    return dataclasses.replace(experiment, options={**experiment.options, option: values[BASELINE]}, variants=variants)
+    return replace(experiment, options={**experiment.options, option: values[BASELINE]}, variants=variants)
 
 
-def check_reach(ladder: Ladder, computes: Mapping[str, float]) -> None:
-    """Refuse a target that no prediction reaches.
+def check_reach(ladder: Experiment, computes: Mapping[str, float]) -> None:
+    """Refuse a size that no prediction reaches.
 
     Raises:
         ValueError: It has too many times the compute of the largest size.
     """
-    target, largest = ladder.target, computes[ladder.sizes[-1]]
-    if target is not None and computes[target] > 4**MOST_BEYOND * largest * (1 + 1e-9):
-        times = f"{computes[target] / largest:.3g} times the FLOPs of {ladder.sizes[-1]}"
+    largest = computes[ladder.sizes[-1]]
+    if ladder.predict is not None and computes[ladder.predict] > 4**MOST_BEYOND * largest * (1 + 1e-9):
+        times = f"{computes[ladder.predict] / largest:.3g} times the FLOPs of {ladder.sizes[-1]}"
         problem = f"{times}, expected at most {4**MOST_BEYOND:g} times"
-        raise ValueError(f"predict {target} has {problem}: add a size between")
+        raise ValueError(f"predict {ladder.predict} has {problem}: add a size between")
 
 
 # ---- what is stored
 
 
-def freeze_ladder(ladder: Ladder, computes: Mapping[str, float]) -> None:
-    """Write what was asked for, with the FLOPs of a baseline's run at each size and at the target."""
-    write_hashed(ladder.out / LADDER, {"asked": dict(ladder.asked), "computes": dict(computes)})
+def freeze_ladder(ladder: Experiment, computes: Mapping[str, float]) -> None:
+    """Write what was asked for, with the FLOPs of a baseline's run at each size and at the predicted one."""
+    write_record(Path(ladder.folder) / LADDER, LadderRecord(experiment=ladder, computes=dict(computes)))
 
 
-def read_ladder(out: Path) -> tuple[Ladder, dict[str, float]]:
+def read_ladder(out: Path) -> tuple[Experiment, dict[str, float]]:
     """The ladder of a folder, and the FLOPs of a baseline's run at each of its sizes, by size.
 
     Raises:
-        ValueError: There is none, or it was changed.
+        ValueError: There is none, or it is of an earlier version.
     """
-    content = read_hashed(out / LADDER, _FILE, "a ladder")
-    ladder = ladder_of(content["asked"], out / LADDER, "ladder")
-    return dataclasses.replace(ladder, asked={**ladder.asked, "out": str(out)}), content["computes"]
+    path = out / LADDER
+    if not path.is_file():
+        raise ValueError(f"{out} holds no {LADDER}: give the folder of a ladder of lightning-llm ablate")
+    try:
+        content = read_record(path, LadderRecord)
+    except ValueError as error:
+        first = next(iter(sorted((out / SIZES).glob("*/code/fit.py"))), out / SIZES / "SIZE" / "code" / "fit.py")
+        own = f"python {shell_path(first)} ablate report {shell_path(out)}"
+        raise ValueError(f"{error}; if an earlier version wrote it, its own copy of the code reads it: {own}") from None
+    return replace(content.experiment, out=str(out)), content.computes
 
 
-def promise_of(ladder: Ladder, size: str) -> dict[str, Any] | None:
-    """The prediction that was stored before a size was trained; ``None``: there is none.
-
-    Raises:
-        ValueError: It was changed.
-    """
-    path = ladder.out / PROMISES / f"{size}.json"
-    return read_hashed(path, record(_PROMISE), "a ladder") if path.exists() else None
+def prediction_of(ladder: Experiment, size: str) -> Prediction | None:
+    """The prediction that was stored before a size was trained; ``None``: there is none."""
+    path = Path(ladder.folder) / PREDICTIONS / f"{size}.json"
+    return read_record(path, Prediction) if path.exists() else None
 
 
-def promised_sizes(ladder: Ladder) -> list[str]:
-    """The sizes with a promise, the smallest first."""
-    return sorted((path.stem for path in (ladder.out / PROMISES).glob("*.json")), key=parse_size)
+def predicted_sizes(ladder: Experiment) -> list[str]:
+    """The sizes with a stored prediction, the smallest first."""
+    return sorted((path.stem for path in (Path(ladder.folder) / PREDICTIONS).glob("*.json")), key=parse_size)
 
 
-def store_promise(ladder: Ladder, promise: Mapping[str, Any]) -> str:
-    """Write a promise, which nothing rewrites; its hash."""
-    path, stored = ladder.out / PROMISES / f"{promise['size']}.json", promise_of(ladder, promise["size"])
-    return write_hashed(path, promise) if stored is None else str(stored["hash"])
+def store_prediction(ladder: Experiment, prediction: Prediction) -> Prediction:
+    """Write a prediction, unless there is one, which nothing rewrites; the one that is stored."""
+    stored = prediction_of(ladder, prediction.size)
+    if stored is None:
+        write_record(Path(ladder.folder) / PREDICTIONS / f"{prediction.size}.json", prediction)
+    return stored or prediction

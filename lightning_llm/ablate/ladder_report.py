@@ -1,4 +1,4 @@
-"""The report of a ladder: differences at each size, the prediction at a larger one, and whether promises were kept.
+"""The report of a ladder: differences at each size, the prediction at a larger one, and whether predictions were right.
 
 ``report.json`` holds it, and the screen and ``report.html`` show it. The statistics are those of
 ``statistics.extrapolation``. No torch.
@@ -9,10 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from lightning_llm.ablate import page, words
-from lightning_llm.ablate.ladder import Ladder, promise_of, promised_sizes
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.ladder import (
+    PredictedVariant,
+    Prediction,
+    folder_of_size,
+    pairs_of,
+    predicted_sizes,
+    prediction_of,
+)
 from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import NOT_TESTED, report_of
 from lightning_llm.ablate.results import load_experiment
@@ -20,7 +29,7 @@ from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.design import BETTER, WORSE
-from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, SpreadBySize, answer, predict
+from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, Interval, SpreadBySize, answer, predict
 
 DIRECTIONS = {BETTER: -1, WORSE: 1}
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
@@ -29,46 +38,47 @@ _SHOWN = (*_OF_NULL, "interval", "verdict", "direction", "sentence")  # of a var
 _POINTS = 40  # between the largest size and the furthest target
 
 
-def ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]:
+def ladder_report(ladder: Experiment, computes: Mapping[str, float]) -> dict[str, Any]:
     """The report of a ladder as it is now, as JSON takes it.
 
     Args:
         ladder: Of the folder.
         computes: FLOPs of a baseline's run, of each size and of the target.
     """
-    promises = {size: promise_of(ladder, size) for size in promised_sizes(ladder)}
-    computes = {**computes, **{size: promise["compute"] for size, promise in promises.items() if promise}}
-    names = dict.fromkeys((*ladder.sizes, *promises))
-    sizes = {size: _report(ladder, size) for size in names if (ladder.folder(size) / PLAN).exists()}
+    stored = {size: prediction_of(ladder, size) for size in predicted_sizes(ladder)}
+    computes = {**computes, **{size: prediction.compute for size, prediction in stored.items() if prediction}}
+    names = dict.fromkeys((*ladder.sizes, *stored))
+    sizes = {size: _report(ladder, size) for size in names if (folder_of_size(ladder, size) / PLAN).exists()}
     if not sizes:
-        raise ValueError(
-            f"no size of {ladder.out} is planned yet: lightning-llm ablate run {shell_path(ladder.out)} continues it"
-        )
+        command = f"lightning-llm ablate run {shell_path(ladder.folder)}"
+        raise ValueError(f"no size of {ladder.folder} is planned yet: {command} continues it")
     first = next(iter(sizes.values()))
     of_variants = {name: _rows(name, sizes, computes) for name in first["variants"]}
-    target = None if ladder.target is None or ladder.target in sizes else ladder.target
-    predicted = predictions(sizes, computes, target, ladder.pairs) if target else {}
-    unknown = {"answer": None}
+    target = None if ladder.predict is None or ladder.predict in sizes else ladder.predict
+    found = predictions(sizes, computes, target, pairs_of(ladder)) if target else {}
+    predicted = {name: {"answer": None} if row is None else msgspec.to_builtins(row) for name, row in found.items()}
     return {
-        "name": ladder.asked["name"],
-        "out": str(ladder.out),
+        "name": ladder.name,
+        "out": ladder.folder,
         **{field: first[field] for field in ("metric", "unit", "delta", "alpha", "interval")},
         "has_ended": all(report["has_ended"] for report in sizes.values()),
-        "pairs": ladder.pairs,
+        "pairs": pairs_of(ladder),
         "tuned": _tuning(ladder),
         "sizes": {
             size: {"compute": computes[size], "plan": report["plan"], **_base(report)} for size, report in sizes.items()
         },
         "target": None if target is None else {"size": target, "compute": computes[target]},
         "level": LEVEL,
-        "ladder": {name: {**(predicted.get(name) or unknown), "sizes": rows} for name, rows in of_variants.items()},
-        "promises": [_outcome(promise, sizes.get(size)) for size, promise in promises.items() if promise],
+        "ladder": {
+            name: {**predicted.get(name, {"answer": None}), "sizes": rows} for name, rows in of_variants.items()
+        },
+        "predictions": [_outcome(prediction, sizes.get(size)) for size, prediction in stored.items() if prediction],
     }
 
 
 def predictions(
     sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[str, float], target: str, pairs: int
-) -> dict[str, Any]:
+) -> dict[str, PredictedVariant | None]:
     """What is predicted of each variant at a target; ``None``: its differences do not allow it.
 
     Args:
@@ -80,7 +90,7 @@ def predictions(
     reports = list(sizes.values())
     xs = {size: _x(computes[size]) for size in (*sizes, target)}
     all_differences = [row for size, report in sizes.items() for row in _spreads(xs[size], report)]
-    by_variant: dict[str, Any] = {}
+    by_variant: dict[str, PredictedVariant | None] = {}
     for name in reports[0]["variants"]:
         rows = [(xs[size], report["variants"][name]) for size, report in sizes.items()]
         differences = [_at_size(x, row) for x, row in rows if row["difference"] is not None]
@@ -96,59 +106,65 @@ def predictions(
         except ValueError:
             by_variant[name] = None
             continue
-        by_variant[name] = {
-            "difference": prediction.mean,
-            "interval": list(prediction.interval),
-            "prediction_interval": list(prediction.prediction_interval),
-            "answer": answer(prediction.interval, direction, delta),
-            "shown_up_to": 4.0 ** float(shown_xs[-1]) if shown_xs else None,
-        }
+        by_variant[name] = PredictedVariant(
+            difference=float(prediction.mean),
+            interval=_floats(prediction.interval),
+            prediction_interval=_floats(prediction.prediction_interval),
+            answer=answer(prediction.interval, direction, delta),
+            shown_up_to=4.0 ** float(shown_xs[-1]) if shown_xs else None,
+        )
     return by_variant
 
 
-def promise_for(ladder: Ladder, computes: Mapping[str, float]) -> dict[str, Any]:
-    """What is predicted of each variant at the target, by all sizes below.
+def _floats(interval: Interval) -> tuple[float, float]:
+    low, high = interval
+    return float(low), float(high)
+
+
+def prediction_for(ladder: Experiment, computes: Mapping[str, float]) -> Prediction:
+    """What is predicted of each variant at the predicted size, by all sizes below.
 
     Raises:
         ValueError: One of them has not ended.
     """
     sizes = {size: _report(ladder, size) for size in ladder.sizes}
     if left := [size for size, report in sizes.items() if not report["has_ended"]]:
-        raise ValueError(
-            f"{ladder.folder(left[0])} has not ended: lightning-llm ablate run {shell_path(ladder.out)} continues it"
-        )
-    target = str(ladder.target)
-    predicted = predictions(sizes, computes, target, ladder.pairs)
-    plans = {size: report["plan"] for size, report in sizes.items()}
-    facts = {"size": target, "compute": computes[target], "pairs": ladder.pairs}
-    return {**facts, "variants": predicted, "plans": plans}
+        command = f"lightning-llm ablate run {shell_path(ladder.folder)}"
+        raise ValueError(f"{folder_of_size(ladder, left[0])} has not ended: {command} continues it")
+    size = str(ladder.predict)
+    return Prediction(
+        size=size,
+        compute=computes[size],
+        pairs=pairs_of(ladder),
+        variants=predictions(sizes, computes, size, pairs_of(ladder)),
+        plans={size: report["plan"] for size, report in sizes.items()},
+    )
 
 
-def tuned_factors(ladder: Ladder) -> dict[str, float]:
-    """The tuned value of each arm as a multiple of its own at the smallest size; 1 where every value failed."""
-    loaded = load_experiment(ladder.folder(ladder.smallest))
-    own = loaded.plan.arms
-    return {
-        name: (tuned.best or own[name]["tuned"]) / own[name]["tuned"] for name, tuned in loaded.state.tuning.items()
-    }
+def tuned_factors(ladder: Experiment) -> dict[str, float]:
+    """The tuned value of each variant as a multiple of its own at the smallest size; 1 where every value failed."""
+    loaded = load_experiment(folder_of_size(ladder, ladder.sizes[0]))
+    own = {name: variant.tuned or math.nan for name, variant in loaded.plan.variants.items()}
+    return {name: (tuned.best or own[name]) / own[name] for name, tuned in loaded.state.tuning.items()}
 
 
-def _tuning(ladder: Ladder) -> dict[str, Any] | None:
+def _tuning(ladder: Experiment) -> dict[str, Any] | None:
     """What was tuned at the smallest size, and by how much; ``None``: nothing was, or it has not ended."""
-    factors = {} if ladder.tuned_option is None else tuned_factors(ladder)
-    return {"option": ladder.tuned_option, "size": ladder.smallest, "factors": factors} if factors else None
+    if ladder.tune is None or not (factors := tuned_factors(ladder)):
+        return None
+    return {"option": ladder.tune.option, "size": ladder.sizes[0], "factors": factors}
 
 
-def _report(ladder: Ladder, size: str) -> dict[str, Any]:
-    """The report of a size; of one that is tuned, the comparison of the tuned arms."""
-    report = report_of(load_experiment(ladder.folder(size)))
-    if ladder.tuned_option is None or size != ladder.smallest:
+def _report(ladder: Experiment, size: str) -> dict[str, Any]:
+    """The report of a size; of one that is tuned, the comparison of the tuned variants."""
+    report = report_of(load_experiment(folder_of_size(ladder, size)))
+    if ladder.tune is None or size != ladder.sizes[0]:
         return report
     return {**report, **_tuned(report)}
 
 
 def _tuned(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the report of the tuned arms has in place of that of the untuned ones."""
+    """What the report has of the tuned variants, in place of the untuned ones."""
     variants = {name: row["tuned"] or {**row, **NOT_TESTED} for name, row in report["variants"].items()}
     means = [row["tuned"]["baseline_mean"] for row in report["variants"].values() if row["tuned"]]
     return {"variants": variants, "baseline": {**report["baseline"], "mean": means[0] if means else None}}
@@ -198,29 +214,32 @@ def _multiplier(difference: float | None, slope: float | None) -> float | None:
     return None if difference is None or slope is None or slope >= 0 else float(4 ** (difference / slope))
 
 
-def _outcome(promise: Mapping[str, Any], report: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A promise, with what was observed of each variant, and whether it is a hit."""
-    outcomes, has_ended = {}, report is not None and report["has_ended"]
-    for name, predicted in promise["variants"].items():
+def _outcome(prediction: Prediction, report: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A stored prediction, with what was observed of each variant, and whether it is a hit."""
+    outcomes: dict[str, Any] = {}
+    has_ended = report is not None and report["has_ended"]
+    for name, predicted in prediction.variants.items():
         observed = report["variants"][name]["difference"] if report is not None and has_ended else None
-        low, high = predicted["prediction_interval"] if predicted else (math.nan, math.nan)
+        low, high = predicted.prediction_interval if predicted else (math.nan, math.nan)
         is_hit = None if observed is None or predicted is None else low <= observed <= high
-        outcomes[name] = {"predicted": predicted, "observed": observed, "hit": is_hit, "has_ended": has_ended}
-    return {"size": promise["size"], "compute": promise["compute"], "hash": promise["hash"], "variants": outcomes}
+        numbers = None if predicted is None else msgspec.to_builtins(predicted)
+        outcomes[name] = {"predicted": numbers, "observed": observed, "hit": is_hit, "has_ended": has_ended}
+    facts = {"size": prediction.size, "compute": prediction.compute, "hash": prediction.hash}
+    return {**facts, "variants": outcomes}
 
 
 # ---- in words
 
 
 def lines_of(report: Mapping[str, Any]) -> list[str]:
-    """What was found, a sentence for each variant and each promise."""
+    """What was found, a sentence for each variant and each stored prediction."""
     lines = [] if report["tuned"] is None else [_tuned_in_words(**report["tuned"])]
     if target := report["target"]:
         for name, row in report["ladder"].items():
             lines.append(_predicted(name, row, target, report))
         lines.append(NO_BEND)
-    for promise in report["promises"]:
-        lines += [_promised(name, row, promise["size"]) for name, row in promise["variants"].items()]
+    for prediction in report["predictions"]:
+        lines += [_outcome_in_words(name, row, prediction["size"]) for name, row in prediction["variants"].items()]
     each, together = (words.percent(report["interval"][which]) for which in ("each", "together"))
     differences = f"Intervals of differences: {each} each, {together} for all variants of a size together"
     return [*lines, f"{differences}; predictions: {words.percent(LEVEL)} for each variant."]
@@ -247,14 +266,16 @@ def _predicted(name: str, row: Mapping[str, Any], target: Mapping[str, Any], rep
     return f"{title}: {meaning}; {numbers}; {observed}{up_to}."
 
 
-def _promised(name: str, row: Mapping[str, Any], size: str) -> str:
+def _outcome_in_words(name: str, row: Mapping[str, Any], size: str) -> str:
     if row["predicted"] is None:
-        return f"{name} at {size}: nothing was promised."
-    promised = f"promised {words.bounds(row['predicted']['prediction_interval'])}"
+        return f"{name} at {size}: nothing was predicted."
+    predicted = f"predicted {words.bounds(row['predicted']['prediction_interval'])}"
     if row["observed"] is None:
         observed = "no difference was observed, since a run failed to train" if row["has_ended"] else "not observed yet"
-        return f"{name} at {size}: {promised}; {observed}."
-    return f"{name} at {size}: {'hit' if row['hit'] else 'miss'}: {promised}, observed {words.signed(row['observed'])}."
+        return f"{name} at {size}: {predicted}; {observed}."
+    return (
+        f"{name} at {size}: {'hit' if row['hit'] else 'miss'}: {predicted}, observed {words.signed(row['observed'])}."
+    )
 
 
 HEAD = ("variant", "size", "difference", "interval", "verdict", "× compute")
@@ -277,7 +298,7 @@ def table_of(report: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
 # ---- the page
 
 
-def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[dict[str, Any], Path]:
+def write_ladder_report(ladder: Experiment, computes: Mapping[str, float]) -> tuple[dict[str, Any], Path]:
     """Write ``report.json`` and ``report.html`` to the ladder's folder; the report, and where the page is."""
     report = ladder_report(ladder, computes)
     facts = f"{report['metric']}, {report['pairs']} pairs at each size, alpha {report['alpha']:g} per size"
@@ -298,7 +319,7 @@ def write_ladder_report(ladder: Ladder, computes: Mapping[str, float]) -> tuple[
         "<h2>Sizes</h2>",
         page.table(*_sizes_table(report)),
     ]
-    return report, page.write(ladder.out, report, f"{report['name']}: ladder report", sections)
+    return report, page.write(Path(ladder.folder), report, f"{report['name']}: ladder report", sections)
 
 
 def _sizes_table(report: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]]:

@@ -1,11 +1,11 @@
 """What an experiment needs next: a pure function of its plan and of the runs that have ended. It has no state.
 
 The baseline's first seed comes first, and again: both must be bit-identical. Then, on the seeds of the first look, the
-baseline, the null variant (only its initial MLPs differ) and all variants. At each look, the verdict rule decides;
-variants whose comparison has not ended get the seeds of the next look. Pairs that were added to the plan (``extend``)
-follow the last planned look, up to a further one.
+baseline, the null variant if there is one (only chance differs) and all variants. At each look the verdict rule
+decides; variants whose comparison has not ended get the seeds of the next look. Extensions follow the last planned
+look, each up to a further one.
 
-With tuning, the same follows once more: every arm is tuned on seeds of its own (``ablate.tuning``), and the tuned
+With tuning, the same follows once more: every variant is tuned on seeds of its own (``ablate.tuning``), and the tuned
 baseline and variants are compared on the seeds of the looks. Both comparisons have the plan's alpha.
 """
 
@@ -13,14 +13,16 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+import msgspec
+
 from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.tuning import Losses, Tune, Tuned, tuning_of
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 
 
 class RunKey(NamedTuple):
-    """One run of an experiment: its arm and its seed."""
+    """One run of an experiment: its variant and its seed."""
 
     name: str
     seed: int
@@ -29,7 +31,7 @@ class RunKey(NamedTuple):
         return f"{self.name},seed={self.seed}"
 
 
-class Added(NamedTuple):
+class Extension(msgspec.Struct, frozen=True):
     """Pairs that were added to a plan.
 
     Attributes:
@@ -38,7 +40,7 @@ class Added(NamedTuple):
     """
 
     pairs: int
-    variants: Sequence[str] | None = None
+    variants: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +54,8 @@ class State:
         unfinished: Variants whose comparison has not ended.
         looks: Numbers of pairs after which the results are tested: the planned ones, and those that were added.
         null: What the null variant's runs say, as if it were the only variant; ``None`` before the first look.
-        tuning: What tuning has found, by arm; empty before its end.
-        tuned: The same of the tuned arms, without those that fail to train with every value; ``None`` before.
+        tuning: What tuning has found, by variant; empty before its end.
+        tuned: The same of the tuned variants, without those that fail to train with every value; ``None`` before.
     """
 
     needed: list[RunKey]
@@ -66,66 +68,79 @@ class State:
     tuned: "State | None" = None
 
 
-def state_of(experiment: Experiment, losses: Losses, *, added: Sequence[Added] = (), tune: Tune | None = None) -> State:
+def state_of(
+    experiment: Experiment,
+    losses: Losses,
+    *,
+    extensions: Sequence[Extension] = (),
+    tune: Tune | None = None,
+    has_null: bool = True,
+) -> State:
     """How far an experiment is, and what it needs next.
 
     Args:
         experiment: What was asked for.
         losses: Of the runs that have ended.
-        added: Pairs that were added, in this order.
+        extensions: Pairs that were added, in this order.
         tune: What is tuned; ``None``: nothing.
+        has_null: Whether there is a null variant.
     """
-    arms = [BASELINE, *experiment.variants]
-    state = _compare(experiment, losses, added, {name: name for name in arms}, with_null=True)
+    variants = [BASELINE, *experiment.variants]
+    untuned = _Comparison(experiment, losses, {name: name for name in variants}, is_first=True, has_null=has_null)
+    state = untuned.carry_on(extensions)
     if state.needed or tune is None:
         return state
-    tuning = tuning_of(tune, arms, losses)
-    state = dataclasses.replace(state, needed=[RunKey(*run) for run in tuning.needed], tuning=tuning.arms)
-    best = {name: tuned.best for name, tuned in tuning.arms.items() if tuned.best is not None}
+    tuning = tuning_of(tune, variants, losses)
+    state = dataclasses.replace(state, needed=[RunKey(*run) for run in tuning.needed], tuning=tuning.variants)
+    best = {name: tuned.best for name, tuned in tuning.variants.items() if tuned.best is not None}
     if BASELINE not in best or len(best) == 1:
         return state
     names = {name: tune.tuned_name(name, value) for name, value in best.items()}
-    comparison = _compare(experiment, losses, added, names, with_null=False)
-    return dataclasses.replace(state, needed=comparison.needed, tuned=comparison)
+    tuned = _Comparison(experiment, losses, names, is_first=False, has_null=False).carry_on(extensions)
+    return dataclasses.replace(state, needed=tuned.needed, tuned=tuned)
 
 
-def _compare(
-    experiment: Experiment, losses: Losses, added: Sequence[Added], names: Mapping[str, str], *, with_null: bool
-) -> State:
-    """The comparison of variants with the baseline, by the names of their runs."""
-    comparison = _Looks(experiment, losses, names, with_null)
-    for look in experiment.looks:
-        if state := comparison.lacking(dict.fromkeys(comparison.unfinished, look)):
-            return state
-    for pairs, variants in added:
-        growing = comparison.unfinished if variants is None else [name for name in comparison.pairs if name in variants]
-        look_with = experiment.design.look_with
-        if state := comparison.lacking({name: look_with(comparison.pairs[name] + pairs) for name in growing}):
-            return state
-    return comparison.state([], comparison.pairs)
-
-
-class _Looks:
-    """Variants and the baseline, look by look.
+class _Comparison:
+    """The comparison of variants with the baseline, look by look.
 
     Args:
         experiment: What was asked for.
         losses: Of the runs that have ended.
         names: Of the baseline and the variants, those of their runs.
-        with_null: With the null variant and the same again, on the seeds of the first look.
+        is_first: Whether the baseline's first seed runs again, to see whether it repeats its bits.
+        has_null: Whether the null variant runs, on the seeds of the first look.
 
     Attributes:
         pairs: Of each variant, up to its last look.
         unfinished: Variants whose comparison has not ended.
     """
 
-    def __init__(self, experiment: Experiment, losses: Losses, names: Mapping[str, str], with_null: bool) -> None:
-        self._experiment, self._losses, self._names, self._with_null = experiment, losses, names, with_null
+    def __init__(
+        self, experiment: Experiment, losses: Losses, names: Mapping[str, str], *, is_first: bool, has_null: bool
+    ) -> None:
+        self._experiment = experiment
+        self._losses = losses
+        self._names = names
+        self._is_first = is_first
+        self._has_null = has_null
         self.pairs = {name: 0 for name in names if name != BASELINE}
         self.unfinished = list(self.pairs)
         self._looks = {*experiment.looks}
         self._verdicts: dict[str, Verdict] = {}
         self._null: Verdict | None = None
+
+    def carry_on(self, extensions: Sequence[Extension]) -> State:
+        """Make the verdicts of all looks whose runs have ended; how far it is then."""
+        for look in self._experiment.looks:
+            if state := self.lacking(dict.fromkeys(self.unfinished, look)):
+                return state
+        look_with = self._experiment.design.look_with
+        for extension in extensions:
+            chosen = self.unfinished if extension.variants is None else extension.variants
+            growing = [name for name in self.pairs if name in chosen]
+            if state := self.lacking({name: look_with(self.pairs[name] + extension.pairs) for name in growing}):
+                return state
+        return self.state([], self.pairs)
 
     def lacking(self, targets: dict[str, int]) -> State | None:
         """How far it is, where a look lacks runs; if it lacks none, its verdicts are made.
@@ -147,8 +162,8 @@ class _Looks:
 
     def _runs(self, targets: Mapping[str, int]) -> Iterator[RunKey]:
         """All runs of a look, seed by seed."""
-        first_look = self._experiment.looks[0] if self._with_null else 0
-        if self._with_null:
+        first_look = self._experiment.looks[0] if self._has_null else 0
+        if self._is_first:
             yield from (RunKey(name, self._experiment.first_seed) for name in (BASELINE, AGAIN))
         for index, seed in enumerate(self._experiment.seeds(max(targets.values(), default=0))):
             nulls = [NULL] if index < first_look else []
@@ -157,10 +172,12 @@ class _Looks:
 
     def _judge(self) -> None:
         """The verdicts of what has ended."""
-        experiment, losses, base = self._experiment, self._losses, self._names[BASELINE]
+        experiment = self._experiment
+        losses = self._losses
+        base = self._names[BASELINE]
         rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
         more_baseline: list[float | None] = []
-        if self._with_null:
+        if self._has_null:
             first_seeds = experiment.seeds(experiment.looks[0])
             more_baseline = _more_baseline(losses, first_seeds)
             self._null = self._null or verdicts({NULL: sample(losses, base, NULL, first_seeds)}, **rule)[NULL]

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.io.untrusted import SLASH, file_name, shown
 
 # Neither options nor variants can set them

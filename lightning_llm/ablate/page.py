@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate import plots, words
-from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.curves import Curves, curves_of
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.plan import REPORT
 from lightning_llm.ablate.ratios import ratio_in_words
 from lightning_llm.ablate.report import report_of
@@ -70,22 +70,22 @@ def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
     facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
     sections = [f"<h1>{text(report['name'])}</h1>", f'<p class="soft">{text(facts)}</p>']
-    sections += [table(["side", "what it is"], list(words.compared(report).items()))]
+    sections += [table(["variant", "what it is"], list(words.compared(report).items()))]
     sections += [paragraphs(words.design_lines(report))]
     sections += [unfinished, "<h2>Differences from the baseline</h2>", plot(plots.forest, report, height=height)]
     sections += [_verdict_table(report), paragraphs(words.verdict_lines(report)), "<h2>Noise</h2>"]
     sections += [paragraphs(words.noise_lines(report)), _pairs_table(report)]
-    if report["tuning"] and report["tuning"]["sides"]:
+    if report["tuning"] and report["tuning"]["variants"]:
         sections += ["<h2>Tuning curves</h2>", plot(plots.tuning_curves, report, height=3.4)]
     sections.append(paragraphs(words.tuning_lines(report)))
     if BASELINE in curves.steps:
         curves_plot = plot(plots.loss_curves, report, curves, height=3.6, columns=2)
-        left = "Left: mean over the seeds of all sides, with a band of one standard deviation."
+        left = "Left: mean over the seeds that all variants have, with a band of one standard deviation."
         right = "Right: paired differences from the baseline at equal shares of the run, with their 95% interval"
         caption = f"<figcaption>{left} {right} at each point by itself.</figcaption>"
         sections += ["<h2>Validation loss during training</h2>", curves_plot, caption]
     sections.append("<h2>Cost</h2>")
-    if report["cost"]["sides"]:
+    if report["cost"]["variants"]:
         sections.append(plot(plots.costs, report, height=3.4, columns=2))
     sections.append(_cost_table(report, curves))
     sections.append("<figcaption>A variant's loss is the baseline's mean plus the paired difference.</figcaption>")
@@ -116,9 +116,9 @@ def _verdict_table(report: Mapping[str, Any]) -> str:
 
 def _pairs_table(report: Mapping[str, Any]) -> str:
     """The losses that everything above is computed from."""
-    sides = "baseline", "variant"
+    roles = "baseline", "variant"
     rows = [
-        [name, pair["seed"], *(_digits(pair[side], 6) for side in sides), words.signed(words.difference_of(pair))]
+        [name, pair["seed"], *(_digits(pair[role], 6) for role in roles), words.signed(words.difference_of(pair))]
         for name, row in [*words.labeled(report), ("null", report["aa"]["null"])]
         if row is not None
         for pair in row["by_seed"]
@@ -128,18 +128,18 @@ def _pairs_table(report: Mapping[str, Any]) -> str:
 
 
 def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
-    head = ["side", report["metric"], "sd over seeds", "steps", "parameters", "FLOPs per token"]
+    head = ["variant", report["metric"], "sd over seeds", "steps", "parameters", "FLOPs per token"]
     head += ["ms per step (p20 to p80)", "× baseline", "peak MiB", "loss difference at equal time"]
     rows = []
     for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
-        arm = report["cost"]["sides"].get(name)
+        variant = report["cost"]["variants"].get(name)
         cells = [name, _digits(words.mean_loss(report, name), 5), _digits(row["sd_over_seeds"]), *_counts(row)]
-        cells += ["–"] * 3 if arm is None else [
-            "{} ({} to {})".format(*(words.milliseconds(arm[f"step{suffix}_s"]) for suffix in ("", "_p20", "_p80"))),
-            ratio_in_words(arm),
-            "–" if arm["peak_bytes"] is None else f"{arm['peak_bytes'] / MIB:.4g}",
+        cells += ["–"] * 3 if variant is None else [
+            "{} ({} to {})".format(*(words.milliseconds(variant[f"step{end}_s"]) for end in ("", "_p20", "_p80"))),
+            ratio_in_words(variant),
+            "–" if variant["peak_bytes"] is None else f"{variant['peak_bytes'] / MIB:.4g}",
         ]  # fmt: skip
-        timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["sides"], report["delta"])
+        timed = None if name == BASELINE else curves.at_equal_time(name, report["cost"]["variants"], report["delta"])
         rows.append([*cells, words.signed(timed)])
     return table(head, rows)
 

@@ -1,121 +1,171 @@
-"""The frozen plan of an experiment, and the snapshot of code and configs that its runs use. No torch.
+"""The frozen plan of an experiment, and the copies of code and configs that its runs use. No torch.
 
-``OUT/plan.json`` is written before the first run and never changes; its hash is in every report. It holds the hashes of
-``OUT/configs/ARM.yaml``, the options of each arm's runs, and of ``OUT/code``: this package and the files of the
-user's own classes. ``OUT/added.json`` has the pairs that ``extend`` adds, which the verdicts treat as such.
+``OUT/plan.json`` is written before the first run and never changes; its hash is in every report. ``OUT/configs`` has
+the options of each variant's runs, and ``OUT/code`` the code that they execute, so that yours can be edited meanwhile.
+``OUT/extensions.json`` has the pairs that ``extend`` adds, which the verdicts treat as such.
 """
 
-import dataclasses
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
-from lightning_llm.ablate.experiment import MOST_PAIRS, PLAN_FIELDS, SECONDARY_METRICS, Experiment
-from lightning_llm.ablate.idea import IDEA, Idea, idea_of, state_of_idea
-from lightning_llm.ablate.matching import FACTS
-from lightning_llm.ablate.next_runs import Added, RunKey, State, state_of
+from lightning_llm.ablate.e_process import state_of_e_process
+from lightning_llm.ablate.experiment import EProcess, Experiment
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.next_runs import Extension, RunKey, State, state_of
 from lightning_llm.ablate.tuning import Losses, Tune
-from lightning_llm.io.atomic import atomic_path, remove_path, write_json, write_text
-from lightning_llm.io.schema import (
-    BOOL,
-    NUMBER,
-    POSITIVE,
-    SHA256,
-    TEXT,
-    Schema,
-    by_name,
-    check,
-    list_of,
-    maybe,
-    open_record,
-    record,
-    validate,
-    whole,
-)
-from lightning_llm.io.untrusted import MIB, file_in, read_bytes, read_json, shown
+from lightning_llm.io.atomic import atomic_path, remove_path, write_text
+from lightning_llm.io.records import read_record, version_of, write_record
+from lightning_llm.io.shell import shell_path
+from lightning_llm.io.untrusted import MIB, read_bytes
 from lightning_llm.runs.code import code_in
 
-PLAN, ADDED, CONFIGS, CODE, RUNS, REPORT = "plan.json", "added.json", "configs", "code", "runs", "report.json"
+PLAN, EXTENSIONS, CONFIGS, CODE = "plan.json", "extensions.json", "configs", "code"
+RUNS, LOGS, REPORT = "runs", "logs", "report.json"
 REUSED_FROM = "reused_from"  # in the folder of a run whose files are links: the name of the experiment that has it
-MAIN = "fit.py"  # in the code: what a run executes. Its folder comes first in the path of imports
-_MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
-LARGEST_CODE = 256 * MIB  # of all files of a snapshot; this package has 2
-MOST_ADDED = 200  # times that pairs are added
-
-_ARM = open_record(
-    {"steps": whole(1), "tokenizer": TEXT, "config": SHA256},
-    {
-        "identity": SHA256,
-        **{name: maybe(schema) for name, schema in FACTS.items()},
-        **dict.fromkeys(("tuned", "chance", "ratio"), maybe(POSITIVE)),
-        "scales": maybe(by_name(list_of(NUMBER), min_fields=0)),
-        **{"solved": maybe(whole(1)), "matched": check("options", lambda value: isinstance(value, dict))},
-    },
-)
-_FROZEN = {"asked_configs": by_name(SHA256, min_fields=0), "code": SHA256}
-_FROZEN |= {"threads": whole(1), "accelerator": TEXT, "folder": TEXT, "sides": by_name(_ARM)}
-_FROZEN |= {"commit": maybe(TEXT), "seen": by_name(list_of(whole(), MOST_PAIRS), min_fields=0)}
-_REPLAY = record({"difference": NUMBER, "source": TEXT})
-_REUSED = record({"runs": by_name(TEXT, min_fields=0), "replay": maybe(_REPLAY), "variants": BOOL})
-_OPTIONAL = {"configs": list_of(TEXT), "reused": _REUSED, "promise": SHA256, "idea": IDEA}
-_OPTIONAL |= {"secondary": SECONDARY_METRICS}
-_PLAN = record({**PLAN_FIELDS, **_FROZEN, "hash": SHA256}, _OPTIONAL)
-_VARIANTS = maybe(list_of(TEXT))
-_ADDED = record({"added": list_of(record({"pairs": whole(1, MOST_PAIRS), "variants": _VARIANTS}), MOST_ADDED)})
+LARGEST_FILE = 256 * MIB  # of code
+VERSION = 2  # of plan.json; folders of version 1 have fields without types
 
 
-@dataclasses.dataclass(frozen=True)
+class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan says of a variant, or of the baseline.
+
+    Attributes:
+        steps: Optimizer steps of its runs; ``None``: not known.
+        tokenizer: The hash of its tokenizer; losses per token are compared only between equal ones.
+        identity: The hash of what decides the bits of its runs, besides the seed; empty: they are never reused.
+        facts: What matching rules compare (``matching.FACTS``); of a rule that its program does not know, nothing.
+        matched: Options that match it with the baseline.
+        solved: The value of the option that was solved for, if one was.
+        ratio: How closely the quantity that is matched agrees with the baseline's.
+        tuned: Its own value of the option that is tuned, if one is.
+        chance: The metric of guessing at random; ``None``: not known, or no bound.
+        scales: Those of its initial weights, by role.
+        excused: Fields of summaries in which its runs may differ from the baseline's, because of what it changes.
+    """
+
+    steps: int | None = None
+    tokenizer: str = ""
+    identity: str = ""
+    facts: dict[str, Any] = {}
+    matched: dict[str, Any] = {}
+    solved: int | None = None
+    ratio: float | None = None
+    tuned: float | None = None
+    chance: float | None = None
+    scales: dict[str, tuple[float, int]] | None = None
+    excused: tuple[str, ...] = ()
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """The same seed twice.
+
+    Attributes:
+        difference: The largest of curves and losses.
+        source: The other experiment that has trained them; empty: this one.
+    """
+
+    difference: float
+    source: str = ""
+
+
+class Reused(msgspec.Struct, frozen=True, kw_only=True):
+    """What an experiment may use of others; :meth:`Plan.is_reused` says whether it did.
+
+    Attributes:
+        runs: For each run the name of the experiment that has it.
+        replay: What the same seed twice has shown there; ``None``: not known.
+        variants: Whether runs of variants are among them.
+    """
+
+    runs: dict[str, str] = {}
+    replay: Replay | None = None
+    variants: bool = False
+
+
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``plan.json``.
+
+    Attributes:
+        experiment: What was asked for.
+        variants: The baseline, the variants, and the null variant if the program can make one.
+        program: Whose runs are compared: a name in ``programs.PROGRAMS``.
+        asked: The hash of what each variant was before anything was matched.
+        code: The hash of the code.
+        threads: Of each run.
+        accelerator: ``cpu`` or ``cuda``.
+        start_folder: Where the runs start; paths in their options are relative to it.
+        text: What they train on; empty: not known.
+        validation: How much of the validation text each run's metric is of; empty: not known.
+        commit: Of this package, if it is a git checkout.
+        seen: The seeds that earlier experiments with the same baseline have used, by their names.
+        reused: What may be used of other experiments.
+        prediction: The hash of what was predicted of it; empty: nothing was.
+        version: Of this record.
+    """
+
+    experiment: Experiment
+    variants: dict[str, PlannedVariant]
+    program: str
+    asked: dict[str, str] = {}
+    code: str = ""
+    threads: int = 1
+    accelerator: str = "cpu"
+    start_folder: str = "."
+    text: str = ""
+    validation: str = ""
+    commit: str | None = None
+    seen: dict[str, list[int]] = {}
+    reused: Reused = Reused()
+    prediction: str = ""
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan that was frozen.
 
     Attributes:
         out: The folder of the experiment.
-        content: Of ``plan.json``: what it holds of the experiment, and for each arm, under ``sides``, the hash of its
-            config, its steps, parameters and FLOPs, and how closely the quantity that is matched agrees with the
-            baseline's. ``seen`` has the seeds that earlier experiments with the same baseline have used, by name;
-            ``commit`` is that of the package, if it is a git checkout; ``configs`` are the baseline's, by path;
-            ``reused`` are the runs of earlier experiments that this one may use.
-        experiment: What was asked for.
+        record: The content of its ``plan.json``.
     """
 
     out: Path
-    content: Mapping[str, Any]
-    experiment: Experiment
+    record: PlanRecord
 
     @classmethod
     def read(cls, out: Path) -> "Plan":
-        """The plan of an experiment, checked against its snapshot.
+        """The plan of an experiment.
 
         Raises:
-            ValueError: There is none, or plan or snapshot were changed after the start.
+            ValueError: There is none, or it is of an earlier version.
         """
-        content = read_hashed(out / PLAN, _PLAN, "an experiment")
-        experiment = Experiment.in_plan(content, out / PLAN)
-        names = [BASELINE, NULL, *experiment.variants]
-        if differing := sorted({*names} ^ content["sides"].keys()):
-            raise ValueError(f"{out / PLAN}: sides and variants differ in {shown(differing[0])}")
-        tuned_values = {name: content["sides"][name].get("tuned") for name in names if name != NULL}
-        if experiment.tune and (wrong := [name for name, value in tuned_values.items() if value is None]):
-            raise ValueError(f"{out / PLAN}: sides.{wrong[0]}.tuned is no number")
-        changed = [] if code_hash(code_in(out / CODE)) == content["code"] else [out / CODE]
-        for name, arm in content["sides"].items():
-            config = file_in(out / CONFIGS, f"{name}.yaml")
-            with suppress(FileNotFoundError):
-                if file_hash(config) == arm["config"]:
-                    continue
-            changed.append(config)
-        if changed:
-            raise ValueError(was_changed(changed[0], "an experiment"))
-        return cls(out, content, experiment)
+        path = out / PLAN
+        if not path.is_file():
+            raise ValueError(f"{out} holds no {PLAN}: give the folder of an experiment of lightning-llm ablate")
+        if (version := version_of(path)) != VERSION:
+            problem = f"{path} has version {version}, and this lightning-llm reads version {VERSION}"
+            own = f"python {shell_path(out / CODE / 'fit.py')} ablate run {shell_path(out)}"
+            raise ValueError(f"{problem}: its own copy of the code continues it ({own}), or begin another folder")
+        return cls(out, read_record(path, PlanRecord))
+
+    @property
+    def experiment(self) -> Experiment:
+        """What was asked for."""
+        return self.record.experiment
+
+    @cached_property
+    def hash(self) -> str:
+        """The SHA-256 of its content, which every report has."""
+        return digest(msgspec.to_builtins(self.record))
 
     def is_gone(self) -> bool:
         """Whether somebody has deleted or moved the experiment since it was read."""
@@ -131,68 +181,53 @@ class Plan:
             raise ValueError(f"{self.out} is gone: its folder was deleted or moved while its runs trained")
 
     @cached_property
-    def arms(self) -> Mapping[str, Mapping[str, Any]]:
-        """What it says of each arm; the baseline again is the baseline."""
-        return {**self.content["sides"], AGAIN: self.content["sides"][BASELINE]}
+    def variants(self) -> Mapping[str, PlannedVariant]:
+        """What it says of each variant; the baseline again is the baseline."""
+        return {**self.record.variants, AGAIN: self.record.variants[BASELINE]}
 
     @property
     def tune(self) -> Tune | None:
         """What is tuned; ``None``: nothing."""
         if self.experiment.tune is None:
             return None
-        values = {name: arm.get("tuned", math.nan) for name, arm in self.arms.items()}
-        return Tune(**self.experiment.tune, values=values)
+        values = {name: variant.tuned for name, variant in self.variants.items() if variant.tuned is not None}
+        return Tune(self.experiment.tune, values)
 
     @property
-    def reused(self) -> Mapping[str, Any]:
-        """What this experiment may use of others; :meth:`is_reused` says whether it did.
-
-        Returns:
-            For each of the ``runs`` the name of the experiment; the ``difference`` and the ``source`` of a ``replay``,
-            if one is known; and whether runs of ``variants`` are among them.
-        """
-        return {"runs": {}, "replay": None, "variants": False, **self.content.get("reused", {})}
-
-    @property
-    def idea(self) -> Idea | None:
-        """What it says of an idea of a stream; ``None``: it is an ordinary experiment."""
-        return idea_of(self.content)
+    def is_blind(self) -> bool:
+        """Whether losses of single seeds are not shown: more ideas will be judged by the same seeds."""
+        return isinstance(self.experiment.stop, EProcess)
 
     def state(self, losses: Losses) -> State:
         """How far the experiment is, by the losses of the runs that have ended."""
-        if self.idea is not None:
-            return state_of_idea(self.experiment, self.idea, losses)
+        if isinstance(self.experiment.stop, EProcess):
+            return state_of_e_process(self.experiment, self.experiment.stop, losses)
         first = self.experiment.first_seed
-        if self.reused["replay"] is not None and self.is_reused(RunKey(BASELINE, first)):
+        if self.record.reused.replay is not None and self.is_reused(RunKey(BASELINE, first)):
             losses = {RunKey(AGAIN, first): None, **losses}  # what the baseline again would say is known
-        return state_of(self.experiment, losses, added=self.added, tune=self.tune)
+        has_null = NULL in self.record.variants
+        return state_of(self.experiment, losses, extensions=self.extensions, tune=self.tune, has_null=has_null)
 
-    def arm(self, name: str) -> str | None:
-        """The arm that runs of this name belong to, tuned or not; ``None``: they are no runs of this plan."""
-        arm, comma, option = name.partition(",")
+    def variant_of(self, run_name: str) -> str | None:
+        """The variant that runs of this name belong to, tuned or not; ``None``: they are no runs of this plan."""
+        name, comma, option = run_name.partition(",")
         is_tuned = self.tune is not None and option.startswith(f"{self.tune.word}=")
-        return arm if arm in self.arms and (not comma or is_tuned) else None
+        return name if name in self.variants and (not comma or is_tuned) else None
 
-    def options(self, name: str) -> list[str]:
-        """The options of fit that runs of this name have besides those of their arm."""
-        _, comma, option = name.partition(",")
-        return [f"--{self.tune.option}={option.partition('=')[2]}"] if comma and self.tune is not None else []
+    def options(self, run_name: str) -> dict[str, str]:
+        """The options that runs of this name have besides those of their variant."""
+        _, comma, option = run_name.partition(",")
+        return {self.tune.option: option.partition("=")[2]} if comma and self.tune is not None else {}
 
     @property
-    def added(self) -> list[Added]:
+    def extensions(self) -> list[Extension]:
         """Pairs that were added after the last look, in this order."""
-        if not (self.out / ADDED).is_file():
-            return []
-        content = read_json(self.out / ADDED)
-        validate(content, _ADDED, self.out / ADDED)
-        added = [Added(**pairs) for pairs in content["added"]]
-        if unknown := {name for pairs in added for name in pairs.variants or ()} - self.experiment.variants.keys():
-            raise ValueError(f"{self.out / ADDED}: the plan has no variant {sorted(unknown)[0]}")
-        return added
+        path = self.out / EXTENSIONS
+        return read_record(path, list[Extension]) if path.is_file() else []
 
-    def add(self, added: Added) -> None:
+    def extend(self, extension: Extension) -> None:
         """Add pairs after the last look."""
-        write_json(self.out / ADDED, {"added": [pairs._asdict() for pairs in (*self.added, added)]})
+        write_record(self.out / EXTENSIONS, [*self.extensions, extension])
 
     def run_dir(self, run: RunKey) -> Path:
         """The run directory of a run."""
@@ -210,47 +245,36 @@ class Plan:
         """Whether the files of a run are those of another experiment."""
         return (self.run_dir(run) / REUSED_FROM).is_file()
 
-    def config(self, name: str) -> Path:
-        """The config of a run's arm; the baseline that runs again has the baseline's."""
-        arm = self.arm(name)
-        return file_in(self.out / CONFIGS, f"{BASELINE if arm == AGAIN else arm}.yaml").resolve()
-
-    def differs(self, asked: Mapping[str, Any]) -> str:
-        """The first thing that is not as it is asked for now, in words; empty if nothing is."""
-        for field, new in asked.items():
-            if (old := self.content.get(field, [])) != new:  # secondary: a plan of an earlier version has none
-                is_short = len(f"{old}{new}") < 100 and field not in ("code", "asked_configs")
-                return f"{field} ({old}, now {new})" if is_short else field.removeprefix("asked_")
-        return ""
+    def config(self, run_name: str) -> Path:
+        """The options of a run's variant; the baseline that runs again has the baseline's."""
+        name = self.variant_of(run_name)
+        return (self.out / CONFIGS / f"{BASELINE if name == AGAIN else name}.yaml").resolve()
 
 
-def freeze(out: Path, content: Mapping[str, Any], configs: Mapping[str, Any], code: Mapping[str, Path]) -> Plan:
-    """Write the snapshot, and the plan last.
+def freeze(out: Path, record: PlanRecord, configs: Mapping[str, Any], code: Mapping[str, Path]) -> Plan:
+    """Copy code and configs, and write the plan last.
 
     Args:
         out: A folder without a plan.
-        content: The plan, without its hash and those of the configs.
-        configs: The options of each arm.
-        code: As of ``runs.code.code_of``.
+        record: The plan.
+        configs: The options of each variant.
+        code: The files of the code, by their path in ``OUT/code``.
 
     Raises:
-        ValueError: The code is no longer that of the content.
+        ValueError: The code is no longer that of the plan.
     """
     remove_path(out / CODE)
     with atomic_path(out / CODE) as temporary:
+        temporary.mkdir()
         for name, path in code.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, temporary / name)
-        write_text(temporary / MAIN, _MAIN)
-        if code_hash(code_in(temporary)) != content["code"]:
+        if code_hash(code_in(temporary)) != record.code:
             raise ValueError(f"{out}: the code was edited while it was copied: give the same command again")
     (out / CONFIGS).mkdir(exist_ok=True)
-    arms = {name: dict(arm) for name, arm in content["sides"].items()}
     for name, options in configs.items():
-        config = out / CONFIGS / f"{name}.yaml"
-        write_text(config, yaml.safe_dump(options, sort_keys=False))
-        arms[name]["config"] = file_hash(config)
-    write_hashed(out / PLAN, {**content, "sides": arms})
+        write_text(out / CONFIGS / f"{name}.yaml", yaml.safe_dump(options, sort_keys=False))
+    write_record(out / PLAN, record)
     return Plan.read(out)
 
 
@@ -259,50 +283,11 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def write_hashed(path: Path, content: Mapping[str, Any]) -> str:
-    """Write JSON with its own hash, by which :func:`read_hashed` sees that it was changed; the hash."""
-    content_hash = digest(content)
-    write_json(path, {**content, "hash": content_hash})
-    return content_hash
-
-
-def read_hashed(path: Path, schema: Schema, noun: str) -> dict[str, Any]:
-    """The content of a file of :func:`write_hashed`, with its ``hash``.
-
-    Args:
-        path: The file.
-        schema: Of its content.
-        noun: Of what it describes, such as ``a ladder``, for messages.
-
-    Raises:
-        ValueError: There is none, or it was changed.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path.parent} holds no {path.name}: give the folder of {noun} of lightning-llm ablate")
-    content: dict[str, Any] = read_json(path)
-    validate(content, schema, path)
-    if digest({key: value for key, value in content.items() if key != "hash"}) != content["hash"]:
-        raise ValueError(was_changed(path, noun))
-    return content
-
-
-def was_changed(path: Path, noun: str) -> str:
-    """The error of a file that is not as it was frozen."""
-    return f"{path} was changed after the start: restore it, or begin {noun} in another folder"
+def code_hash(code: Mapping[str, Path]) -> str:
+    """The SHA-256 over the names and contents of files."""
+    return digest({name: file_hash(path) for name, path in code.items()})
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a file of code or of a config."""
-    return hashlib.sha256(read_bytes(path, LARGEST_CODE)).hexdigest()
-
-
-def code_hash(code: Mapping[str, Path]) -> str:
-    """The SHA-256 of all files of a snapshot, with their names; ``MAIN`` is added where it is not there yet.
-
-    Raises:
-        ValueError: They are too large together.
-    """
-    if (size := sum(path.stat().st_size for path in code.values())) > LARGEST_CODE:
-        raise ValueError(f"the code of the runs has {size} bytes, expected at most {LARGEST_CODE}")
-    main = hashlib.sha256(_MAIN.encode()).hexdigest()
-    return digest({MAIN: main, **{name: file_hash(path) for name, path in code.items()}})
+    """The SHA-256 of a file."""
+    return hashlib.sha256(read_bytes(path, LARGEST_FILE)).hexdigest()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.curves import Curves
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.words import difference_of, labeled, mean_loss
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.units import MIB
@@ -51,7 +51,7 @@ def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
 
 
 def loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves) -> None:
-    """Validation losses of all arms, and their paired differences from the baseline's."""
+    """Validation losses of all variants, and their paired differences from the baseline's."""
     common = set.intersection(*(set(curves.seeds[name]) for name in _colors(report) if name in curves.seeds))
     for name, color in _colors(report).items():
         if name not in curves.steps:
@@ -83,15 +83,15 @@ def _difference(axis: Any, steps: Sequence[int], differences: Any, color: str) -
 
 
 def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
-    """The mean loss of each arm by the value of the tuned option."""
+    """The mean loss of each variant by the value of the tuned option."""
     axis, colors = axes[0], _colors(report)
-    for name, arm in report["tuning"]["sides"].items():
-        points = [point for point in zip(arm["values"], arm["losses"], strict=True) if point[1] is not None]
+    for name, variant in report["tuning"]["variants"].items():
+        points = [point for point in zip(variant["values"], variant["losses"], strict=True) if point[1] is not None]
         axis.plot(*zip(*points, strict=True), "o-", color=colors[name], label=printable(name)) if points else None
-        if arm["best"] is not None:
-            axis.axvline(arm["best"], color=colors[name], ls=":", lw=1.2)
+        if variant["best"] is not None:
+            axis.axvline(variant["best"], color=colors[name], ls=":", lw=1.2)
     axis.set(xscale="log", ylabel=f"mean {report['metric']}, {report['unit']}")
-    values = sorted({value for arm in report["tuning"]["sides"].values() for value in arm["values"]})
+    values = sorted({value for variant in report["tuning"]["variants"].values() for value in variant["values"]})
     axis.set_xticks(values, [f"{value:g}" for value in values])
     axis.minorticks_off()
     axis.set_xlabel(f"{report['tuning']['option']} (dotted: the tuned value)")
@@ -102,12 +102,12 @@ def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
 def costs(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The metric against training time and peak memory."""
     colors, rows = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
-    for name, arm in report["cost"]["sides"].items():
+    for name, variant in report["cost"]["variants"].items():
         row, loss = rows[name], mean_loss(report, name)
         style = {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
-        ends = [arm["step_s"] - arm["step_p20_s"], arm["step_p80_s"] - arm["step_s"]]
-        values: list[Any] = [(arm["training_s"], [[row["steps"] * end] for end in ends])]
-        values += [] if arm["peak_bytes"] is None else [(arm["peak_bytes"] / MIB, None)]
+        ends = [variant["step_s"] - variant["step_p20_s"], variant["step_p80_s"] - variant["step_s"]]
+        values: list[Any] = [(variant["training_s"], [[row["steps"] * end] for end in ends])]
+        values += [] if variant["peak_bytes"] is None else [(variant["peak_bytes"] / MIB, None)]
         for axis, (x, spread) in zip(axes, values if loss is not None else (), strict=False):
             axis.errorbar(x, loss, yerr=row["sd_over_seeds"], xerr=spread, label=printable(name), **style)
     axes[0].set_xlabel("training time alone, s (20th to 80th percentile)")

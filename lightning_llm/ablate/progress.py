@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
-from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.idea import idea_in_words
+from lightning_llm.ablate.e_process import progress_of_e_process
+from lightning_llm.ablate.experiment import EProcess
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey, State
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import Result, losses_of
@@ -62,11 +63,13 @@ def run_in_words(plan: Plan, run: RunKey, results: Mapping[RunKey, Result], prog
 
     Of an idea of a stream without its loss: ideas must not be chosen by the seeds that will judge them.
     """
-    if plan.idea is not None:
+    if plan.is_blind:
         return f"{run.name.replace(',', ' ')} seed {run.seed}  ended ({progress})"
     loss, base = results[run].loss, results.get(RunKey(BASELINE, run.seed))
     outcome = results[run].failure.partition(":")[0] if loss is None else f"{plan.experiment.metric} {loss:.4f}"
-    is_pair = base is not None and base.loss is not None and plan.arm(run.name) != BASELINE and "," not in run.name
+    is_pair = (
+        base is not None and base.loss is not None and plan.variant_of(run.name) != BASELINE and "," not in run.name
+    )
     about = [f"baseline {base.loss:.4f}"] if is_pair and base is not None else []
     return f"{run.name.replace(',', ' ')} seed {run.seed}  {outcome} ({', '.join([*about, progress])})"
 
@@ -81,9 +84,11 @@ def progress_in_words(plan: Plan, state: State, left_s: float | None) -> str:
     """
     open_seeds = {run.seed for run in state.needed if run.name in (BASELINE, *plan.experiment.variants)}
     pairs = sum(seed not in open_seeds for seed in plan.experiment.seeds(state.look))
-    words = [f"{pairs} of {state.look} pairs" if plan.idea is None else idea_in_words(plan.idea, state)]
+    stop = plan.experiment.stop
+    is_e_process = isinstance(stop, EProcess)
+    words = [progress_of_e_process(stop, state) if isinstance(stop, EProcess) else f"{pairs} of {state.look} pairs"]
     if any("," in run.name for run in state.needed):
-        words.append(f"{len(state.needed)} runs of tuned sides to go")
+        words.append(f"{len(state.needed)} runs of tuned variants to go")
     if left_s is not None and state.needed:
-        words.append(f"{'about' if plan.idea is None else 'at most'} {shown_duration(left_s)} left")
+        words.append(f"{'at most' if is_e_process else 'about'} {shown_duration(left_s)} left")
     return ", ".join(words)

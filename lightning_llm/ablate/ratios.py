@@ -7,15 +7,61 @@ rounds. Where its interval contains 1, the two times cannot be distinguished.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from scipy import special
 
-from lightning_llm.io.schema import check
-
 UNKNOWN = "not distinguishable"
 MISSES = 0.05  # probability that an interval misses the median
-INTERVAL = check("two numbers", lambda value: isinstance(value, list) and [type(end) for end in value] == [float] * 2)
 Interval = Sequence[float]
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Time and memory of a training step of a variant, measured alone.
+
+    Attributes:
+        step_s: Median of its seconds.
+        step_p20_s: The 20th percentile.
+        step_p80_s: The 80th.
+        ratio: Its time over the baseline's.
+        ratio_p20: The 20th percentile of the rounds.
+        ratio_p80: The 80th.
+        ratio_interval: The 95% interval of the ratio; ``None``: unbounded, from too few rounds.
+        peak_bytes: The most that a step holds; ``None``: it cannot be seen.
+    """
+
+    step_s: float
+    step_p20_s: float
+    step_p80_s: float
+    ratio: float
+    ratio_p20: float
+    ratio_p80: float
+    ratio_interval: tuple[float, float] | None
+    peak_bytes: int | None
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``cost.json``.
+
+    Attributes:
+        plan: The hash of the plan.
+        machine: What measured it: the GPU or the CPU.
+        threads: That it had.
+        date: Of the measurement.
+        torch: The version.
+        rounds: Interleaved steps of each pair, at least.
+        other_cores: Cores that other programs used meanwhile; ``None``: that cannot be seen.
+        variants: The baseline and the variants.
+    """
+
+    plan: str
+    machine: str
+    threads: int
+    date: str
+    torch: str
+    rounds: int
+    other_cores: float | None
+    variants: dict[str, StepCost]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -43,19 +89,19 @@ def is_one(interval: Interval | None) -> bool:
     if interval is None:
         return True
     low, high = interval
-    return low <= 1 <= high and low < high  # an arm's ratio to itself is known
+    return low <= 1 <= high and low < high  # a variant's ratio to itself is known
 
 
-def is_unknown(arm: Mapping[str, Any]) -> bool:
-    """Whether the time ratio of an arm of ``cost.json`` cannot be distinguished from 1; older files do not say."""
-    return "ratio_interval" in arm and is_one(arm["ratio_interval"])
+def is_unknown(variant: Mapping[str, Any]) -> bool:
+    """Whether the time ratio of a variant of ``cost.json`` cannot be distinguished from 1; older files do not say."""
+    return "ratio_interval" in variant and is_one(variant["ratio_interval"])
 
 
-def ratio_in_words(arm: Mapping[str, Any]) -> str:
-    """The time ratio of an arm of ``cost.json``, if it can be distinguished from 1."""
-    return UNKNOWN if is_unknown(arm) else f"{arm['ratio']:.3f}"
+def ratio_in_words(variant: Mapping[str, Any]) -> str:
+    """The time ratio of a variant of ``cost.json``, if it can be distinguished from 1."""
+    return UNKNOWN if is_unknown(variant) else f"{variant['ratio']:.3f}"
 
 
-def time_in_words(arm: Mapping[str, Any]) -> str:
+def time_in_words(variant: Mapping[str, Any]) -> str:
     """The same within a sentence."""
-    return f"{UNKNOWN} in time" if is_unknown(arm) else f"{arm['ratio']:.3f} × the time"
+    return f"{UNKNOWN} in time" if is_unknown(variant) else f"{variant['ratio']:.3f} × the time"

@@ -8,14 +8,13 @@ import statistics as means
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_llm.ablate.arm import BASELINE, NULL
-from lightning_llm.ablate.experiment import PLAN_FIELDS, Experiment
+import msgspec
+
+from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.matching import FACTS
+from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained_here
-from lightning_llm.ablate.tuning import FIRST_SEED
-from lightning_llm.io.config_file import read_config
-from lightning_llm.io.schema import NUMBER, TEXT, by_name, maybe, open_record, validate
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.design import FEWEST, NOT_SHOWN, UNDECIDED
 from lightning_llm.statistics.looks import RESERVE, RHO
@@ -25,13 +24,11 @@ from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.statistics.windows import window_error
 from lightning_llm.training.metrics import LOSSES, VAL_LOSS
 
+VERSION = 2  # of report.json
 ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
-OF_PLAN = ("threads", "accelerator", "commit", "seen")
+OF_EXPERIMENT = ("name", "metric", "delta", "alpha", "half_width", "first_seed", "match", "solved")
+OF_PLAN = ("text", "validation", "threads", "accelerator", "commit", "seen")
 OF_SECONDARY = ("difference", "interval", "level", "pairs", "sd", "diverged")  # of a metric that does not decide
-TEXTS = ("store", "path", "corpus")  # of the data
-_DATA = {**dict.fromkeys(TEXTS, maybe(TEXT)), "mixture": maybe(by_name(NUMBER, min_fields=0))}
-_TRAINER = {"limit_val_batches": maybe(NUMBER)}
-_CONFIG = open_record({}, {"trainer": maybe(open_record({}, _TRAINER)), "data": maybe(open_record({}, _DATA))})
 NOT_TESTED: dict[str, Any] = {  # of a variant before its first look
     **dict.fromkeys(field.name for field in dataclasses.fields(Verdict)),  # its numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
@@ -42,17 +39,18 @@ NOT_TESTED: dict[str, Any] = {  # of a variant before its first look
 
 def report_of(loaded: Loaded) -> dict[str, Any]:
     """The report of an experiment as it is now, as JSON takes it."""
-    content, experiment = loaded.plan.content, loaded.plan.experiment
+    plan = loaded.plan
+    experiment = plan.experiment
     variants = {name: _variant(loaded, name) for name in experiment.variants}
-    config = loaded.plan.config(BASELINE)
-    options = read_config(config)
-    validate(options, _CONFIG, config)
     lost = [result for result in loaded.results.values() if result.has_failed]
     return {
-        "plan": content["hash"],
-        "out": str(loaded.plan.out),
-        **{field: content[field] for field in PLAN_FIELDS if field not in ("variants", "tune")},
-        **{field: content[field] for field in OF_PLAN},
+        "version": VERSION,
+        "plan": plan.hash,
+        "out": str(plan.out),
+        "program": plan.record.program,
+        **{field: getattr(experiment, field) for field in OF_EXPERIMENT},
+        "looks": list(experiment.looks),
+        **{field: getattr(plan.record, field) for field in OF_PLAN},
         "unit": LOSSES[experiment.metric].unit,
         "secondary": {metric: LOSSES[metric].unit for metric in experiment.secondary},
         "interval": {"each": 1 - experiment.design.alpha, "together": 1 - experiment.alpha},
@@ -60,15 +58,13 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "has_ended": not loaded.state.needed,
         "pairs": max((row["pairs"] for row in variants.values()), default=0),
         "tested_after": loaded.state.looks,
-        "added_pairs": [added._asdict() for added in loaded.plan.added],
+        "extensions": msgspec.to_builtins(plan.extensions),
         "seeds": [run.seed for run in sorted(loaded.results) if run.name == BASELINE],
-        "configs": content.get("configs", []),
-        "text": _text(options.get("data") or {}),
-        "validation": _validation(options.get("trainer") or {}),
+        "configs": list(experiment.baseline),
         "environment": _environment(loaded),
         "reused": _reused(loaded),
         "aa": _aa(loaded),
-        "baseline": _arm(loaded, BASELINE),
+        "baseline": _of_variant(loaded, BASELINE),
         "variants": variants,
         "diverged_runs": {str(result.run): result.failure for result in sorted(lost, key=lambda result: result.run)},
         "tuning": _tuning(loaded),
@@ -84,13 +80,13 @@ def _environment(loaded: Loaded) -> dict[str, Any]:
 
 def _reused(loaded: Loaded) -> dict[str, Any]:
     """The runs that other experiments have trained, and the experiment whose baseline ran again."""
-    reused = loaded.plan.reused
+    reused = loaded.plan.record.reused
     names = [str(run) for run in sorted(loaded.results) if loaded.plan.is_reused(run)]
     replay = loaded.replay
     return {
-        "runs": {name: reused["runs"].get(name, "another experiment") for name in names},
+        "runs": {name: reused.runs.get(name, "another experiment") for name in names},
         "replay": None if replay is None else replay.source or None,
-        "variants": reused["variants"],
+        "variants": reused.variants,
     }
 
 
@@ -110,14 +106,14 @@ def _aa(loaded: Loaded) -> dict[str, Any]:
 
 
 def _summary(loaded: Loaded, name: str) -> Mapping[str, Any]:
-    """The summary of the first run of an arm, if it has one."""
+    """The summary of the first run of a variant, if it has one."""
     result = loaded.results.get(RunKey(name, loaded.plan.experiment.first_seed))
     return {} if result is None else result.summary
 
 
 def _start(loaded: Loaded, name: str) -> dict[str, Any] | None:
     """What a variant's runs share with the baseline's before the first step, and scales that differ."""
-    base, own = (_summary(loaded, arm) for arm in (BASELINE, name))
+    base, own = (_summary(loaded, variant) for variant in (BASELINE, name))
     base_values, values = (summary.get(pairing.INITIAL_VALUES) for summary in (base, own))
     if not base_values or not values:
         return None
@@ -132,15 +128,15 @@ def _start(loaded: Loaded, name: str) -> dict[str, Any] | None:
 
 
 def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
-    """A variant without tuning, which scripts read, and under ``tuned`` that of the tuned arms."""
+    """A variant without tuning, which scripts read, and under ``tuned`` that of the tuned ones."""
     state = loaded.state
     tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
-    row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _arm(loaded, name)
+    row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _of_variant(loaded, name)
     row["options"] = loaded.plan.experiment.variants[name]
     row["start"] = _start(loaded, name)
     if tuned is None:
         return {**row, "tuned": None}
-    base_name, own_name = (loaded.tuned_name(arm) for arm in (BASELINE, name))
+    base_name, own_name = (loaded.tuned_name(variant) for variant in (BASELINE, name))
     means_of_both = {"baseline_mean": _mean(loaded, base_name), "mean": _mean(loaded, own_name)}
     return {**row, "tuned": _numbers(loaded, tuned, base_name, own_name) | means_of_both}
 
@@ -152,7 +148,7 @@ def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: st
     losses, experiment = losses_of(loaded.results), loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
     names = {"baseline": baseline, "variant": variant}
-    by_seed = [{"seed": seed, **{side: losses.get(RunKey(names[side], seed)) for side in names}} for seed in seeds]
+    by_seed = [{"seed": seed, **{role: losses.get(RunKey(names[role], seed)) for role in names}} for seed in seeds]
     further = None if verdict.has_ended else _further_pairs(experiment, verdict)
     windows = _window_error(loaded, baseline, variant, seeds)
     row = dataclasses.asdict(verdict)
@@ -186,28 +182,35 @@ def _further_pairs(experiment: Experiment, verdict: Verdict) -> dict[str, Any] |
 
 
 def _tuning(loaded: Loaded) -> dict[str, Any] | None:
-    """Values, mean losses and optimum of each arm, and what they cost; ``None``: nothing is tuned."""
+    """Values, mean losses and optimum of each variant, and what they cost; ``None``: nothing is tuned."""
     tune = loaded.plan.tune
     if tune is None:
         return None
     tuning = loaded.state.tuning
-    arms = {name: {"untuned": tune.values[name], **dataclasses.asdict(tuned)} for name, tuned in tuning.items()}
-    seeds = range(FIRST_SEED, FIRST_SEED + tune.seeds)
+    variants = {name: {"untuned": tune.values[name], **dataclasses.asdict(tuned)} for name, tuned in tuning.items()}
+    seeds = tune.all_seeds
     grid = [result for run, result in loaded.results.items() if run.seed in seeds]
     seconds = run_seconds(grid)
-    return {"option": tune.option, "seeds": list(seeds), "sides": arms, "runs": len(grid), "run_seconds": seconds}
+    return {
+        "option": tune.option,
+        "seeds": list(seeds),
+        "variants": variants,
+        "runs": len(grid),
+        "run_seconds": seconds,
+    }
 
 
-def _arm(loaded: Loaded, name: str) -> dict[str, Any]:
-    """Mean and standard deviation of the metric over the runs of an arm, and what the plan says of its cost."""
-    losses, facts = _losses(loaded, name), loaded.plan.arms[name]
+def _of_variant(loaded: Loaded, name: str) -> dict[str, Any]:
+    """Mean and standard deviation of the metric over the runs of a variant, and what the plan says of its cost."""
+    losses, planned = _losses(loaded, name), loaded.plan.variants[name]
     spread = means.stdev(losses) if len(losses) > 1 else None
     summary = {"mean": _mean(loaded, name), "sd_over_seeds": spread, "runs": len(losses)}
-    return summary | {field: facts.get(field) for field in ("steps", *FACTS, "solved", "ratio")}
+    facts = {fact: planned.facts.get(fact) for fact in FACTS}
+    return {**summary, "steps": planned.steps, **facts, "solved": planned.solved, "ratio": planned.ratio}
 
 
 def _losses(loaded: Loaded, name: str) -> list[float]:
-    """Of the pairs: the runs of a tuned arm have its name, too, with the seeds of tuning."""
+    """Of the pairs: the runs of a tuned variant have its name, too, with the seeds of tuning."""
     tuning = () if loaded.plan.tune is None else loaded.plan.tune.all_seeds
     of_name = ((run, result.loss) for run, result in sorted(loaded.results.items()) if run.name == name)
     losses = (loss for run, loss in of_name if run.seed not in tuning)
@@ -219,25 +222,13 @@ def _mean(loaded: Loaded, name: str) -> float | None:
     return means.fmean(losses) if losses else None
 
 
-def _text(data: Mapping[str, Any]) -> str:
-    """The text that all arms train on; empty: not known."""
-    return next((data[name] for name in TEXTS if data.get(name)), ", ".join(data.get("mixture") or ()))
-
-
-def _validation(trainer: Mapping[str, Any]) -> str:
-    """How much of the validation text each run's metric is of."""
-    limit = trainer.get("limit_val_batches")
-    if limit is None or (limit == 1.0 and isinstance(limit, float)):
-        return "the whole validation text"
-    amount = f"{limit} × data.global_batch_size windows" if isinstance(limit, int) else f"{limit:.0%}"
-    return f"{amount} of the validation text"
-
-
 def _cost(loaded: Loaded) -> dict[str, Any]:
-    """Time of the runs that were trained here, and of each arm's step with its memory, measured alone or not yet."""
-    measured = loaded.cost or {}
-    costs, planned = measured.get("sides", {}), loaded.plan.arms
-    arms = {name: {**cost, "training_s": cost["step_s"] * planned[name]["steps"]} for name, cost in costs.items()}
+    """Time of the runs that were trained here, and time and memory of each variant's step, if it was measured."""
+    measured: dict[str, Any] = {} if loaded.cost is None else msgspec.to_builtins(loaded.cost)
+    costs = {
+        name: {**cost, "training_s": cost["step_s"] * (loaded.plan.variants[name].steps or 0)}
+        for name, cost in measured.get("variants", {}).items()
+    }
     runs = trained_here(loaded.plan, loaded.results)
     facts = {field: measured.get(field) for field in ("machine", "threads", "date", "torch", "rounds", "other_cores")}
-    return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "sides": arms}
+    return {**facts, "runs": len(runs), "run_seconds": run_seconds(runs), "variants": costs}

@@ -3,39 +3,34 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from lightning_llm.ablate.arm import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey, State
-from lightning_llm.ablate.plan import Plan
-from lightning_llm.ablate.ratios import INTERVAL
+from lightning_llm.ablate.plan import Plan, Replay
+from lightning_llm.ablate.program import Program
+from lightning_llm.ablate.programs import program_of
+from lightning_llm.ablate.ratios import Cost
 from lightning_llm.ablate.tuning import Losses
-from lightning_llm.io.schema import NUMBER, POSITIVE, TEXT, by_name, list_of, maybe, record, validate, whole
+from lightning_llm.io.records import read_record
+from lightning_llm.io.schema import NUMBER, list_of, record, validate, whole
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import MIB, read_json
-from lightning_llm.runs.directory import STATUS, WINDOWS
+from lightning_llm.runs.directory import WINDOWS
 from lightning_llm.runs.event_files import read_curves
-from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
+from lightning_llm.runs.status import DIVERGED
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 from lightning_llm.statistics.windows import MOST_BLOCKS
-from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
+from lightning_llm.training.metrics import TRAIN_LOSS, VAL_LOSS
 
 COST = "cost.json"
 NO_BETTER = "is no better than chance"
 # A run begins near the loss of guessing at random. One that ends near it has learned nothing; one that ends at so many
 # times of it has diverged. A model that never changes may be at it up to rounding.
 FAR, ROUNDING = 1.5, 1e-4
-NUMBERS = (*LOSSES, TRAIN_LOSS_EVAL, "seconds", "peak_memory_gib", "steps", "tokens")
 CURVES = (TRAIN_LOSS, VAL_LOSS)
-SETTINGS = {"trainer.precision": ("precision",), "trainer.tf32": ("tf32",)}  # what a variant may change, and its record
 _BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
-_COST_OF_ARM = record(
-    dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio"), POSITIVE),
-    {"peak_bytes": maybe(NUMBER), "ratio_interval": maybe(INTERVAL), "ratio_p20": NUMBER, "ratio_p80": NUMBER},
-)
-_MACHINE = {**dict.fromkeys(("machine", "date", "torch"), TEXT), "threads": whole(), "rounds": whole()}
-_COST = record({"plan": TEXT, "sides": by_name(_COST_OF_ARM)}, {**_MACHINE, "other_cores": maybe(NUMBER)})
 _WINDOWS = record({"step": whole(), **{name: list_of(kind, MOST_BLOCKS) for name, kind in _BLOCKS.items()}})
 
 
@@ -85,24 +80,12 @@ class Result:
         return read_curves(self.folder, CURVES.__contains__)
 
 
-class Replay(NamedTuple):
-    """The same seed twice.
-
-    Attributes:
-        difference: The largest of curves and losses.
-        source: The other experiment that has trained them; empty: this one.
-    """
-
-    difference: float
-    source: str = ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """An experiment as it is now.
 
     Attributes:
-        plan: Its plan; ``plan.content["hash"]`` belongs into every report.
+        plan: Its plan, whose ``hash`` belongs into every report.
         results: Of the runs that have ended.
         state: What is needed next, and the verdicts.
         cost: Of ``cost.json``; ``None`` until it is measured.
@@ -111,7 +94,7 @@ class Loaded:
     plan: Plan
     results: Mapping[RunKey, Result]
     state: State
-    cost: Mapping[str, Any] | None
+    cost: Cost | None
 
     @property
     def replay(self) -> Replay | None:
@@ -119,8 +102,7 @@ class Loaded:
         seed = self.plan.experiment.first_seed
         first, again = (self.results.get(RunKey(name, seed)) for name in (BASELINE, AGAIN))
         if first is None or again is None or first.loss is None or again.loss is None:
-            reused = self.plan.reused["replay"] if self.plan.is_reused(RunKey(BASELINE, seed)) else None
-            return None if reused is None else Replay(**reused)
+            return self.plan.record.reused.replay if self.plan.is_reused(RunKey(BASELINE, seed)) else None
         first_curves, second_curves = first.curves(), again.curves()
         pairs = [(first.loss, again.loss)]
         for name in first_curves.keys() & second_curves.keys():
@@ -133,8 +115,8 @@ class Loaded:
 
         Args:
             verdict: Of the metric that decides.
-            baseline: The name of the runs of one side.
-            variant: That of the other.
+            baseline: The name of the baseline's runs.
+            variant: That of the variant's.
         """
         experiment = self.plan.experiment
         seeds = experiment.seeds(verdict.pairs)
@@ -146,10 +128,10 @@ class Loaded:
         count = len(experiment.variants)
         return verdicts(samples, alpha=experiment.alpha, looks=experiment.looks, variants=count)
 
-    def tuned_name(self, arm: str) -> str:
-        """What the runs of an arm are called once it is tuned."""
-        tune, tuned = self.plan.tune, self.state.tuning.get(arm)
-        return arm if tune is None or tuned is None or tuned.best is None else tune.tuned_name(arm, tuned.best)
+    def tuned_name(self, name: str) -> str:
+        """What the runs of a variant are called once it is tuned."""
+        tune, tuned = self.plan.tune, self.state.tuning.get(name)
+        return name if tune is None or tuned is None or tuned.best is None else tune.tuned_name(name, tuned.best)
 
     @property
     def null_began_alike(self) -> bool:
@@ -169,15 +151,15 @@ def load_experiment(out: str | Path) -> Loaded:
     """An experiment as it is now: plan, runs, verdicts and cost.
 
     Raises:
-        ValueError: There is none, it was changed after the start, it is an idea of a stream, whose losses are not
-            shown, or two runs that should be a pair are none.
+        ValueError: There is none, it is an idea of a stream, whose losses are not shown, or two runs that should be a
+            pair are none.
     """
     return load(Plan.read(Path(out)))
 
 
 def load(plan: Plan) -> Loaded:
     """The experiment of a plan that was read before: see :func:`load_experiment`."""
-    if plan.idea is not None:
+    if plan.is_blind:
         stream = shell_path(plan.out.parent.parent)
         raise ValueError(f"{plan.out} is an idea of a stream: lightning-llm ablate status {stream} shows its verdict")
     results = results_of(plan)
@@ -199,20 +181,11 @@ def losses_of(results: Mapping[RunKey, Result]) -> Losses:
     return {run: result.loss for run, result in results.items()}
 
 
-def _cost_of(plan: Plan) -> Mapping[str, Any] | None:
-    """The content of ``cost.json``; ``None``: there is none, or it is of another plan.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+def _cost_of(plan: Plan) -> Cost | None:
+    """The content of ``cost.json``; ``None``: there is none, or it is of another plan."""
     path = plan.out / COST
-    if not path.is_file():
-        return None
-    content = read_json(path)
-    validate(content, _COST, path)
-    if unknown := set(content["sides"]) - {BASELINE, *plan.experiment.variants}:
-        raise ValueError(f"{path}: the plan has no side {sorted(unknown)[0]}")
-    return content if content["plan"] == plan.content["hash"] else None
+    cost = read_record(path, Cost) if path.is_file() else None
+    return None if cost is None or cost.plan != plan.hash else cost
 
 
 def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> dict[RunKey, Result]:
@@ -225,13 +198,16 @@ def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> d
     Raises:
         ValueError: A run used other batches or started from other values than the baseline's of the same seed.
     """
+    program = program_of(plan)
     results = dict(previous or {})
     for run, folder in plan.run_folders():
-        if run not in results and plan.arm(run.name) and (result := _result(plan, run, folder)):
+        if run not in results and plan.variant_of(run.name) and (result := _result(plan, program, run, folder)):
             results[run] = result
     for run, result in results.items():
         base = _baseline(plan, results, run.seed)
-        if base not in (None, result) and not result.has_failed and (problem := _mismatch(plan, base, result)):
+        if base in (None, result) or result.has_failed:
+            continue
+        if problem := _mismatch(plan, program, base, result):
             advice = "remove the folder that is wrong, and ablate run trains it again"
             if plan.is_reused(run) or plan.is_reused(base.run):
                 advice = "one is of another experiment: give another --out, and --reuse none"
@@ -241,20 +217,18 @@ def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> d
 
 def _baseline(plan: Plan, results: Mapping[RunKey, Result], seed: int) -> Any:
     """The baseline's run of a seed, or the tuned baseline's, that did not fail; ``None``: there is none yet."""
-    runs = [run for run in sorted(results) if run.seed == seed and plan.arm(run.name) == BASELINE]
+    runs = [run for run in sorted(results) if run.seed == seed and plan.variant_of(run.name) == BASELINE]
     return next((results[run] for run in runs if not results[run].has_failed), None)
 
 
-def _result(plan: Plan, run: RunKey, folder: Path) -> Result | None:
-    state = run_state(folder).description
-    if state == FINISHED:
-        summary = read_summary(folder, NUMBERS)
-        metric, loss = plan.experiment.metric, summary.get(plan.experiment.metric)
-        failure = _failure(metric, loss, plan.arms[str(plan.arm(run.name))].get("chance"))
-        return Result(run, folder, None if failure else loss, failure, summary)
-    if state.startswith(DIVERGED):
-        return Result(run, folder, None, f"{DIVERGED}: {read_json(folder / STATUS).get('reason', '')}", {})
-    return None
+def _result(plan: Plan, program: Program, run: RunKey, folder: Path) -> Result | None:
+    ended = program.result(folder)
+    if ended is None:
+        return None
+    metric = plan.experiment.metric
+    loss = None if ended.failure else ended.summary.get(metric)
+    failure = ended.failure or _failure(metric, loss, plan.variants[str(plan.variant_of(run.name))].chance)
+    return Result(run, folder, None if failure else loss, failure, ended.summary)
 
 
 def _failure(metric: str, loss: float | None, chance: float | None) -> str:
@@ -267,15 +241,13 @@ def _failure(metric: str, loss: float | None, chance: float | None) -> str:
     return f"{how}: its {metric} is {loss:.4g}, and guessing at random has {chance:.4g}"
 
 
-def _mismatch(plan: Plan, base: Result, other: Result) -> str:
+def _mismatch(plan: Plan, program: Program, base: Result, other: Result) -> str:
     """Why two runs are no pair, apart from what the plan makes different."""
-    name = str(plan.arm(other.run.name))
+    planned = plan.variants[str(plan.variant_of(other.run.name))]
     base_steps, steps = base.summary.get("steps"), other.summary.get("steps")
-    base_arm, arm = plan.arms[BASELINE], plan.arms[name]
-    if arm["steps"] == base_arm["steps"] and base_steps != steps:
+    if planned.steps == plan.variants[BASELINE].steps and base_steps != steps:
         return f"they have {base_steps} and {steps} steps"
-    options = plan.experiment.variants.get(name, {})
-    excused = [field for option, fields in SETTINGS.items() if option in options for field in fields]
-    excused += [pairing.NULL_VALUES] if name == NULL else []
-    excused += [pairing.BATCHES, pairing.VALIDATION_BATCHES] if arm["tokenizer"] != base_arm["tokenizer"] else []
+    excused = [*planned.excused]
+    excused += [] if program.promises.same_batches else [pairing.BATCHES, pairing.VALIDATION_BATCHES]
+    excused += [] if program.promises.same_initial_values else [pairing.INITIAL_VALUES]
     return pairing.mismatch(base.summary, other.summary, excused)

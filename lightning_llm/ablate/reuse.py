@@ -1,7 +1,7 @@
 """Finished runs of earlier experiments that a new one uses, in place of training the same again. No torch.
 
 What decides a run's bits has a hash, its *identity*: its options, the code, text and weights that they use, and what it
-runs on. A plan holds that of each arm. A new plan lists the finished runs of experiments in the same folder whose
+runs on. A plan holds that of each variant. A new plan lists the finished runs of experiments in the same folder whose
 identity is that of its baseline or of its null variant; whoever needs one of them links its files. Runs of variants are
 listed only on request: a variant that is compared because of them has no fresh evidence.
 """
@@ -12,26 +12,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.arm import BASELINE, NULL
 from lightning_llm.ablate.history import siblings
+from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import REUSED_FROM, RUNS, Plan, digest
-from lightning_llm.ablate.results import NUMBERS, load_experiment, losses_of, results_of
+from lightning_llm.ablate.plan import REUSED_FROM, RUNS, Plan, Replay, Reused, digest
+from lightning_llm.ablate.program import Program
+from lightning_llm.ablate.programs import program_of
+from lightning_llm.ablate.results import load_experiment, losses_of, results_of
 from lightning_llm.io.atomic import atomic_path, link_path, write_text
-from lightning_llm.io.untrusted import file_in
 from lightning_llm.runs.lock import LOCK
-from lightning_llm.runs.status import FINISHED, read_summary, run_state
 from lightning_llm.statistics.pairing import executed_otherwise
-from lightning_llm.training.metrics import VAL_LOSS
 
 REUSES = ("baseline", "variants", "none")
 
 
 class Identity(NamedTuple):
-    """What decides the bits of an arm's runs, besides their seed.
+    """What decides the bits of a variant's runs, besides their seed.
 
     Attributes:
-        options: Of ``fit``, resolved.
+        options: Of its program, resolved.
         code: The hash of the code that they use.
         data: The fingerprint of the token stores.
         weights: That of ``model.init_from``; empty: there are none.
@@ -52,51 +51,52 @@ class Identity(NamedTuple):
 
 def reusable(
     out: Path, identities: Mapping[str, Identity], reuse: str, *, first_seed: int, tuned: str | None = None
-) -> dict[str, Any]:
-    """The finished runs that a new plan may use, as it holds them under ``reused``.
+) -> Reused:
+    """The finished runs that a new plan may use.
 
     Args:
         out: The folder of the new experiment.
-        identities: Of its arms.
+        identities: Of its variants; none for those whose runs are never reused.
         reuse: One of ``REUSES``.
         first_seed: That of the new experiment: where it is reused, what the same again has shown is known too.
         tuned: The option that is tuned, if one is.
     """
     runs: dict[str, str] = {}
-    replays: dict[str, dict[str, Any]] = {}
+    replays: dict[str, Replay] = {}
     first = RunKey(BASELINE, first_seed)
-    arms = [BASELINE, NULL] if reuse == "baseline" else list(identities)
+    wanted = [name for name in identities if reuse != "baseline" or name in (BASELINE, NULL)]
     folders = [] if reuse == "none" else siblings(out)
     for folder in folders:
         with suppress(OSError, ValueError):  # an experiment that is damaged, or of an earlier version
-            names = dict.fromkeys(_finished(Plan.read(folder), identities, arms, tuned), folder.name)
+            names = dict.fromkeys(_finished(Plan.read(folder), identities, wanted, tuned), folder.name)
             runs = {**names, **runs}
             if str(first) in names and (replay := load_experiment(folder).replay):
-                replays[folder.name] = {"difference": replay.difference, "source": replay.source or folder.name}
+                replays[folder.name] = Replay(replay.difference, replay.source or folder.name)
     has_variants = any(run.rpartition(",seed=")[0].partition(",")[0] not in (BASELINE, NULL) for run in runs)
-    return {"runs": runs, "replay": replays.get(runs.get(str(first), "")), "variants": has_variants}
+    return Reused(runs=runs, replay=replays.get(runs.get(str(first), "")), variants=has_variants)
 
 
-def _finished(plan: Plan, identities: Mapping[str, Identity], arms: list[str], tuned: str | None) -> Iterator[str]:
-    """The finished runs of an experiment that are runs of these arms."""
+def _finished(plan: Plan, identities: Mapping[str, Identity], wanted: list[str], tuned: str | None) -> Iterator[str]:
+    """The finished runs of an experiment that are runs of these variants."""
+    program = program_of(plan)
     is_tuned_alike = plan.tune is not None and plan.tune.option == tuned
     for run, folder in plan.run_folders():
-        arm = plan.arm(run.name)
-        if arm not in arms or (run.name != arm and not is_tuned_alike):
+        name = plan.variant_of(run.name)
+        if name is None or name not in wanted or (run.name != name and not is_tuned_alike):
             continue
-        if plan.arms[arm].get("identity") != identities[arm].hash:
+        if plan.variants[name].identity != identities[name].hash:
             continue
         with suppress(OSError, ValueError):
-            if _is_reusable(folder, identities[arm].environment):
+            if _is_reusable(program, folder, identities[name].environment, plan.experiment.metric):
                 yield folder.name
 
 
-def _is_reusable(folder: Path, environment: Mapping[str, Any]) -> bool:
+def _is_reusable(program: Program, folder: Path, environment: Mapping[str, Any], metric: str) -> bool:
     """Whether a run has finished, and was in this environment from its first step to its last."""
-    if folder.is_symlink() or run_state(folder).description != FINISHED:
+    ended = None if folder.is_symlink() else program.result(folder)
+    if ended is None or ended.failure:
         return False
-    summary = read_summary(folder, NUMBERS)
-    return not executed_otherwise(summary, environment) and summary.get(VAL_LOSS) is not None
+    return not executed_otherwise(ended.summary, environment) and ended.summary.get(metric) is not None
 
 
 def take_needed(plan: Plan) -> None:
@@ -109,7 +109,7 @@ def take_needed(plan: Plan) -> None:
 
 def take(plan: Plan, run: RunKey) -> bool:
     """Link the files of a run that another experiment has and nobody has begun here. Whether that was done."""
-    claim = claims.take(plan.out, str(run)) if str(run) in plan.reused["runs"] else None
+    claim = claims.take(plan.out, str(run)) if str(run) in plan.record.reused.runs else None
     if claim is None:
         return False
     try:
@@ -120,11 +120,12 @@ def take(plan: Plan, run: RunKey) -> bool:
 
 def link(plan: Plan, run: RunKey) -> bool:
     """As :func:`take`, for who has the claim."""
-    source, folder = plan.reused["runs"].get(str(run)), plan.run_dir(run)
+    source, folder = plan.record.reused.runs.get(str(run)), plan.run_dir(run)
     if source is None or folder.exists():
         return False
-    path = file_in(plan.out.parent, source) / RUNS / str(run)
-    if path.is_symlink() or run_state(path).description != FINISHED:
+    path = plan.out.parent / source / RUNS / str(run)
+    ended = None if path.is_symlink() else program_of(plan).result(path)
+    if ended is None or ended.failure:
         return False  # removed since the plan was frozen: it is trained again
     with atomic_path(folder) as temporary:
         link_path(path, temporary)

@@ -19,6 +19,7 @@ from multiprocessing import connection, forkserver, util
 from pathlib import Path
 from types import ModuleType
 
+from lightning_llm.ablate.program import Process
 from lightning_llm.io.processes import is_alive
 from lightning_llm.io.untrusted import open_regular
 
@@ -120,7 +121,7 @@ class RunProcess:
                     os.kill(self.pid, number)
 
 
-def wait_for_one(processes: Sequence[RunProcess], wait_s: float) -> None:
+def wait_for_one(processes: Sequence[Process], wait_s: float) -> None:
     """Wait until one of several processes has ended, or so many seconds."""
     sentinels = [process.sentinel for process in processes]
     connection.wait([sentinel for sentinel in sentinels if sentinel is not None], wait_s)

@@ -1,29 +1,29 @@
 """Trains the runs that an experiment needs, each once, until none is needed.
 
 Any number of runners, on any number of hosts that share the folder, do each run once (``ablate.claims``). A run that
-was interrupted is resumed from its last checkpoint. The runs use the frozen code.
+was interrupted is continued if its program can do that. How a run starts, and where its result is, its program knows.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import CODE, MAIN, RUNS, Plan
+from lightning_llm.ablate.plan import LOGS, RUNS, Plan
+from lightning_llm.ablate.program import Process, log_of
+from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.results import Result, losses_of, results_of
 from lightning_llm.ablate.reuse import link
-from lightning_llm.ablate.run_process import RunProcess, last_line, wait_for_one
+from lightning_llm.ablate.run_process import last_line, wait_for_one
 from lightning_llm.ablate.slots import Slot
 from lightning_llm.io.atomic import remove_path
-from lightning_llm.runs.directory import CHECKPOINTS
 from lightning_llm.runs.lock import is_locked
 
 POLL_S = 0.5  # other runners may have ended a run
-LOGS, RUNNER = "logs", "runner.txt"  # in the folder: what runs print, and which were started
+RUNNER = "runner.txt"  # among the logs: which runs were started
 MOST_KILLS = 5  # of one run by a signal, in a row, before the runner gives up
 ENDED_BY_SIGNAL = (129, 130, 143)
 Results = Mapping[RunKey, Result]
@@ -34,7 +34,7 @@ class Running(NamedTuple):
 
     run: RunKey
     claim: claims.Claim
-    process: RunProcess
+    process: Process
 
 
 class Runner:
@@ -47,7 +47,10 @@ class Runner:
     """
 
     def __init__(self, plan: Plan, slots: Sequence[Slot], say: Callable[[str], object] = lambda line: None) -> None:
-        self._plan, self._slots, self._say = plan, slots, say
+        self._plan = plan
+        self._program = program_of(plan)
+        self._slots = slots
+        self._say = say
         self._running: dict[int, Running] = {}  # by the number of the slot
         self._begun: set[RunKey] = set()  # without a result so far
         self._results: Results = {}
@@ -92,10 +95,9 @@ class Runner:
                     continue
                 if link(self._plan, run):
                     claim.give_up()
-                    self._say(f"{run}: from {self._plan.reused['runs'][str(run)]}")
+                    self._say(f"{run}: from {self._plan.record.reused.runs[str(run)]}")
                     return True
                 self._begun.add(run)
-                self._say(f"{run}: {'resuming' if has_checkpoint(self._plan.run_dir(run)) else 'starting'}")
                 self._running[number] = Running(run, claim, self._start(run, slot))
         return False
 
@@ -110,23 +112,13 @@ class Runner:
             return None
         return claim
 
-    def _start(self, run: RunKey, slot: Slot) -> RunProcess:
-        plan, folder = self._plan, self._plan.run_dir(run).resolve()
-        arguments = [f"--config={plan.config(run.name)}", f"--seed_everything={run.seed}", f"--data.seed={run.seed}"]
-        arguments += [*plan.options(run.name), f"--trainer.run_dir={folder}"]
-        if has_checkpoint(folder):
-            arguments.append("--ckpt_path=last")
-        else:  # killed before its first checkpoint: a new run needs a new folder
-            remove_path(folder)
-        return RunProcess(
-            plan.out / CODE / MAIN,
-            ["fit", *arguments],
-            log=log_of(plan, run),
-            threads=plan.content["threads"],
-            folder=plan.content["folder"],
-            environment=slot.environment,
-            cores=slot.cores,
-        )
+    def _start(self, key: RunKey, slot: Slot) -> Process:
+        run = self._program.run(key)
+        resumes = self._program.promises.resumes and self._program.can_resume(run.folder)
+        self._say(f"{key}: {'resuming' if resumes else 'starting'}")
+        if not resumes:  # killed before it saved anything: a new run needs a new folder
+            remove_path(run.folder)
+        return self._program.start(run, slot)
 
     def _wait(self) -> None:
         """Wait until a run has ended, or for a moment."""
@@ -141,7 +133,8 @@ class Runner:
                 self._take_result(run, status)
             elif not claim.renew():  # this runner was found stale, and another one has the run
                 del self._running[number]
-                process.end()
+                process.ask_to_end()
+                process.await_end()
 
     def _take_result(self, run: RunKey, status: int) -> None:
         """Look at a run whose process has ended.
@@ -181,13 +174,3 @@ class Runner:
         for parent in (out / RUNS, out / LOGS, out / claims.CLAIMS, out):
             with suppress(OSError):  # something else is in it
                 parent.rmdir()
-
-
-def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run can be resumed."""
-    return any(not path.name.startswith(".") for path in (run_dir / CHECKPOINTS).glob("*.ckpt"))
-
-
-def log_of(plan: Plan, run: RunKey) -> Path:
-    """The output of a run."""
-    return plan.out / LOGS / f"{run}.txt"

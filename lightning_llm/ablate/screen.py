@@ -31,7 +31,7 @@ def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> N
     """
     lines = []
     planned = plan.experiment.seeds(plan.experiment.looks[-1])
-    for name, seeds in words.not_reused(plan.content["seen"], plan.reused["runs"], planned).items():
+    for name, seeds in words.not_reused(plan.record.seen, plan.record.reused.runs, planned).items():
         used = f"{name} has used {words.seeds_in_words(seeds)} with this baseline"
         fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
         lines.append(f"note: {used}, so the two experiments are not independent. {fresh}")
@@ -145,8 +145,8 @@ def show_report(report: Mapping[str, Any], console: Console) -> None:
     """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
     state = "ended" if report["has_ended"] else "has not ended"
     about = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
-    arms = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
-    console.say(about, arms, *words.design_lines(report))
+    compared = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
+    console.say(about, compared, *words.design_lines(report))
     interval = f"{words.percent(report['interval']['each'])} interval"
     rows = [(name, *words.cells(row)) for name, row in words.labeled(report)]
     share = words.together(report)

@@ -72,12 +72,13 @@ def slots_for(plan: Plan, max_runs: int | None) -> list[Slot]:
     Raises:
         ValueError: The plan needs a GPU, and there is none.
     """
-    is_cuda = plan.content["accelerator"] == "cuda"
+    is_cuda = plan.record.accelerator == "cuda"
     gpus = visible_gpus() if is_cuda else []
     if is_cuda and not gpus:
         raise ValueError(f"{plan.out} was planned for GPUs, and none is visible here: continue it where one is")
-    threads, available = int(plan.content["threads"]), cores()
-    count = runs_at_a_time(threads, plan.content["accelerator"], len(gpus), max_runs)
+    threads = plan.record.threads
+    available = cores()
+    count = runs_at_a_time(threads, plan.record.accelerator, len(gpus), max_runs)
     sets = [available[number * threads : (number + 1) * threads] or available for number in range(count)]
     if is_cuda:
         return [Slot(cores, {VISIBLE: gpu}) for cores, gpu in zip(sets, gpus, strict=False)]

@@ -11,10 +11,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate.plan import CODE, MAIN, Plan
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.io.untrusted import file_name
 
 FOLDER = "slurm"
@@ -41,7 +40,7 @@ class WorkerJob:
         """
         # SLURM sends its signal to all processes of the job: the worker hears of it from this one alone
         self._worker = subprocess.Popen(
-            [sys.executable, str(Path(self.out) / CODE / MAIN), "ablate", "work", self.out],
+            [sys.executable, "-m", "lightning_llm", "ablate", "work", self.out],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=_ignore_signals,
@@ -80,8 +79,8 @@ def submit(plan: Plan, workers: int, settings: Sequence[str]) -> list[str]:
     values: Mapping[str, Any] = {name: int(value) if value.isdecimal() else value for name, _, value in pairs}
     try:
         executor = SlurmExecutor(folder=plan.out.resolve() / FOLDER, max_num_timeout=MOST_TIMEOUTS)
-        resources = {"array_parallelism": workers, "cpus_per_task": plan.content["threads"], "time": TIME}
-        executor.update_parameters(job_name=file_name(plan.content["name"]), **{**resources, **values})
+        resources = {"array_parallelism": workers, "cpus_per_task": plan.record.threads, "time": TIME}
+        executor.update_parameters(job_name=file_name(plan.experiment.name), **{**resources, **values})
         with executor.batch():
             jobs = [executor.submit(WorkerJob(str(plan.out.resolve()))) for _ in range(workers)]
     except Exception as error:  # of submitit: no srun, a wrong parameter, what sbatch says

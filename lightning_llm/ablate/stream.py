@@ -1,10 +1,10 @@
-"""A stream of ideas: a folder, in which each idea is compared with the baseline as it is by then. No torch.
+"""A stream of ideas: a journal of experiments, each with one variant, on a baseline that adopts what was shown.
 
 ``STREAM/stream.json`` holds what the stream began with, and ``first.yaml`` its baseline; they never change. Each idea
-is an experiment of its own in ``STREAM/ideas/PLACE-NAME``, whose plan has its place and threshold. An idea that has
-ended has ``verdict.json`` there, which holds no loss of a single seed: an idea must not be chosen by the seeds that
-will judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until one is
-adopted: then seeds are fresh, since the old baseline was lucky on the old ones.
+is an experiment of its own in ``STREAM/ideas/PLACE-NAME`` that stops by an e-process, with a threshold by its place. An
+idea that has ended has ``verdict.json`` there, which holds no loss of a single seed: an idea must not be chosen by the
+seeds that will judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until
+one is adopted: then seeds are fresh, since the old baseline was lucky on the old ones. No torch.
 """
 
 import dataclasses
@@ -15,34 +15,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.experiment import DELTA, PLAN_FIELDS, Experiment, experiment_of
-from lightning_llm.ablate.idea import MOST_PAIRS_OF_IDEA, Idea, Standing, confirming_seeds, standing
+from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_of
+from lightning_llm.ablate.experiment import DELTA, EProcess, Experiment, experiment_of, replace
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import CODE, PLAN, Plan, file_hash, read_hashed, was_changed, write_hashed
-from lightning_llm.ablate.ratios import INTERVAL
+from lightning_llm.ablate.plan import CODE, PLAN, Plan, code_hash, file_hash
+from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_json, write_text
-from lightning_llm.io.schema import (
-    NUMBER,
-    POSITIVE,
-    SHA256,
-    TEXT,
-    Schema,
-    by_name,
-    check,
-    list_of,
-    maybe,
-    open_record,
-    record,
-    validate,
-    whole,
-)
+from lightning_llm.io.records import read_record, write_record
+from lightning_llm.io.schema import check, maybe, record, validate, whole
 from lightning_llm.io.shell import shell_path
-from lightning_llm.io.untrusted import MIB, file_in, read_text, shown
+from lightning_llm.io.untrusted import MIB, read_text
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
 
@@ -50,39 +38,114 @@ STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json",
 ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
 FINAL = "final.json"  # in a stream that takes no more ideas: how many it has
 MOST_IDEAS = 9_999
+MOST_PAIRS_OF_IDEA = 400  # of an idea: those that confirm it have the seeds above
 SET_BY_CONFIG = {"precision", "tf32"}  # of the environment: an adopted idea may change them
 BLOCK = 1000  # seeds between one baseline's and the next one's
 OWN = 100_000_000  # from here on, each place has a block of its own
 
-_SETTINGS: dict[str, Schema] = {"alpha": PLAN_FIELDS["alpha"], "most": whole(LEAST, MOST_PAIRS_OF_IDEA)}
-_SETTINGS["workers"] = maybe(whole(1))
-_ASKED = record({"baseline": by_name(SHA256), "options": list_of(TEXT)})
-_FILE = record({"asked": _ASKED, **_SETTINGS, "environment": by_name(TEXT), "first": SHA256, "hash": SHA256})
-_PAIR = check("two values", lambda value: isinstance(value, list) and len(value) == 2)
-_MEAN: dict[str, Schema] = {"difference": maybe(NUMBER), "interval": maybe(INTERVAL), "pairs": whole()}
-_VERDICT = record(
-    {
-        "place": whole(1),
-        "name": TEXT,
-        "because": TEXT,
-        "options": open_record({}, {}),
-        "match": TEXT,
-        "parameters": _PAIR,
-        "steps": _PAIR,
-        "asked": by_name(TEXT),
-        "plan": SHA256,
-        "verdict": check("a verdict", lambda value: value in VERDICTS),
-        "reason": TEXT,
-        "metric": TEXT,
-        **_MEAN,
-        "e_value": NUMBER,
-        "threshold": POSITIVE,
-        "confirmation": maybe(record(_MEAN)),
-        "runs": whole(),
-        "run_seconds": NUMBER,
-        "hash": SHA256,
-    }
+_ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
+_SETTINGS = record({"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS_OF_IDEA), "workers": maybe(whole(1))})
+_BECAUSE = check(
+    "at most 500 printable characters on one line",
+    lambda value: isinstance(value, str) and len(value) <= 500 and (value.isprintable() or not value),
 )
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream began with.
+
+    Attributes:
+        baseline: The hash of each config of the first baseline, by its path.
+        options: Further options of its program.
+    """
+
+    baseline: dict[str, str]
+    options: list[str]
+
+
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``stream.json``.
+
+    Attributes:
+        asked: What the stream began with.
+        alpha: The share of useless ideas among the adopted ones, in expectation.
+        most: Pairs of an idea, besides those that confirm it.
+        workers: The most runs at a time that the user wants; ``None``: as many as fit.
+        environment: What all runs have in common: device, versions, package, text.
+    """
+
+    asked: Asked
+    alpha: float
+    most: int
+    workers: int | None
+    environment: dict[str, str]
+
+
+class Mean(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean difference of pairs.
+
+    Attributes:
+        difference: Variant minus baseline; ``None``: of fewer than two pairs.
+        interval: Of 95%.
+        pairs: How many.
+    """
+
+    difference: float | None
+    interval: tuple[float, float] | None
+    pairs: int
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``verdict.json``: how an idea ended.
+
+    Attributes:
+        place: In its stream, from 1.
+        name: Of the idea.
+        because: Why somebody believed in it.
+        options: That it changes.
+        match: What was equal for both.
+        parameters: Of the baseline and of the idea.
+        steps: Likewise.
+        asked: What makes two ideas the same.
+        plan: The hash of its plan.
+        verdict: One of ``VERDICTS``.
+        reason: In words.
+        metric: That was compared.
+        difference: The mean over the pairs that count; ``None``: fewer than two.
+        interval: Its interval.
+        pairs: How many count.
+        e_value: Of these pairs.
+        threshold: That it had to reach.
+        confirmation: What the pairs say that confirm it; ``None``: it has none.
+        runs: That were trained for it.
+        run_seconds: What these took together.
+    """
+
+    place: int
+    name: str
+    because: str
+    options: dict[str, Any]
+    match: str
+    parameters: tuple[int | None, int | None]
+    steps: tuple[int | None, int | None]
+    asked: dict[str, str]
+    plan: str
+    verdict: str
+    reason: str
+    metric: str
+    difference: float | None
+    interval: tuple[float, float] | None
+    pairs: int
+    e_value: float
+    threshold: float
+    confirmation: Mean | None
+    runs: int
+    run_seconds: float
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the idea is part of the baseline."""
+        return self.verdict == ADOPTED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,15 +154,14 @@ class Stream:
 
     Attributes:
         out: Its folder.
-        content: Of ``stream.json``: what was ``asked`` for (configs of the baseline with their hashes, and further
-            options), ``alpha``, ``most``, ``workers``, and the ``environment`` of its runs.
+        record: The content of its ``stream.json``.
         verdicts: Of the ideas that have ended, in their order.
         unfinished: The folder of the idea that has none yet; ``None``: there is none.
     """
 
     out: Path
-    content: Mapping[str, Any]
-    verdicts: Sequence[Mapping[str, Any]]
+    record: StreamRecord
+    verdicts: Sequence[Verdict]
     unfinished: Path | None
 
     @classmethod
@@ -107,19 +169,20 @@ class Stream:
         """The stream of a folder.
 
         Raises:
-            ValueError: There is none, or it was changed.
+            ValueError: There is none, or it is of an earlier version.
         """
-        content = read_hashed(out / STREAM, _FILE, "a stream")
-        verdicts: list[dict[str, Any]] = []
+        if not (out / STREAM).is_file():
+            raise ValueError(f"{out} holds no {STREAM}: give the folder of a stream of lightning-llm ablate")
+        verdicts: list[Verdict] = []
         unfinished: Path | None = None
-        for folder in sorted((out / IDEAS).glob(f"*/{PLAN}")):
-            if (folder.parent / VERDICT).exists():
-                verdicts.append(_read_verdict(folder.parent))
+        for folder in sorted(path.parent for path in (out / IDEAS).glob(f"*/{PLAN}")):
+            if (folder / VERDICT).exists():
+                verdicts.append(read_record(folder / VERDICT, Verdict))
             else:
-                unfinished = folder.parent
-        if [verdict["place"] for verdict in verdicts] != list(range(1, len(verdicts) + 1)):
+                unfinished = folder
+        if [verdict.place for verdict in verdicts] != list(range(1, len(verdicts) + 1)):
             raise ValueError(f"{out / IDEAS}: the ideas are not numbered from 1: restore the folders that are missing")
-        return cls(out, content, verdicts, unfinished)
+        return cls(out, read_record(out / STREAM, StreamRecord), verdicts, unfinished)
 
     @property
     def is_final(self) -> bool:
@@ -132,34 +195,28 @@ class Stream:
         return len(self.verdicts) + 1
 
     @property
-    def adopted(self) -> list[Mapping[str, Any]]:
+    def adopted(self) -> list[Verdict]:
         """The ideas that are part of the baseline."""
-        return [verdict for verdict in self.verdicts if verdict["verdict"] == ADOPTED]
+        return [verdict for verdict in self.verdicts if verdict.is_adopted]
 
     @property
     def rule(self) -> StreamRule:
         """When an idea is adopted."""
-        return StreamRule(self.content["alpha"], self.content["most"])
+        return StreamRule(self.record.alpha, self.record.most)
 
     @property
     def run_seconds(self) -> float:
         """What the runs of all ideas with a verdict took together."""
-        return float(sum(verdict["run_seconds"] for verdict in self.verdicts))
+        return float(sum(verdict.run_seconds for verdict in self.verdicts))
 
-    def folder(self, verdict: Mapping[str, Any]) -> Path:
-        """Of an idea that has a verdict."""
-        return file_in(self.out / IDEAS, folder_of(verdict["place"], verdict["name"]))
+    def folder(self, verdict: Verdict) -> Path:
+        """The folder of an idea that has a verdict."""
+        return self.out / IDEAS / folder_of(verdict.place, verdict.name)
 
     def baseline(self) -> Path:
-        """The config of the baseline as it is now.
-
-        Raises:
-            ValueError: It was changed.
-        """
+        """The config of the baseline as it is now."""
         if adopted := self.adopted:
-            return Plan.read(self.folder(adopted[-1])).config(adopted[-1]["name"])
-        if file_hash(self.out / FIRST) != self.content["first"]:
-            raise ValueError(was_changed(self.out / FIRST, "a stream"))
+            return Plan.read(self.folder(adopted[-1])).config(adopted[-1].name)
         return self.out / FIRST
 
     def refuse_changed(self, environment: Mapping[str, str], code: Mapping[str, Path]) -> None:
@@ -172,7 +229,7 @@ class Stream:
         Raises:
             ValueError: Something differs.
         """
-        old = self.content["environment"]
+        old = self.record.environment
         for name in sorted((environment.keys() | old.keys()) - SET_BY_CONFIG):
             if environment.get(name) != old.get(name):
                 changed = f"{name} ({old.get(name)}, now {environment.get(name)})"
@@ -183,17 +240,17 @@ class Stream:
             if snapshot and (snapshot / name).is_file() and file_hash(snapshot / name) != file_hash(path):
                 raise ValueError(f"{path} has changed since it was adopted: restore it from {snapshot / name}")
 
-    def same_as(self, asked: Mapping[str, str]) -> Mapping[str, Any] | None:
+    def same_as(self, asked: Mapping[str, str]) -> Verdict | None:
         """The verdict of an idea that is the same as another; ``None``: there is none.
 
         Args:
             asked: As of :func:`asked_of`.
         """
-        return next((verdict for verdict in reversed(self.verdicts) if verdict["asked"] == dict(asked)), None)
+        return next((verdict for verdict in reversed(self.verdicts) if verdict.asked == asked), None)
 
 
 def settings(alpha: float | None, most: int | None, workers: int | None) -> dict[str, Any]:
-    """What ``stream.json`` holds of the settings of a new stream; ``None``: the default.
+    """The settings of a new stream, as fields of its record; ``None``: the default.
 
     Raises:
         ValueError: One is wrong.
@@ -201,7 +258,7 @@ def settings(alpha: float | None, most: int | None, workers: int | None) -> dict
     rule = StreamRule()
     content: dict[str, Any] = {"alpha": rule.alpha if alpha is None else alpha, "workers": workers}
     content["most"] = rule.most if most is None else most
-    validate(content, record(_SETTINGS), "ablate try")
+    validate(content, _SETTINGS, "ablate try")
     return content
 
 
@@ -227,7 +284,7 @@ def refuse_final(stream: Stream) -> None:
         raise ValueError(f"{stream.out} is final, and its report has the losses of its seeds: begin another stream")
 
 
-def pairs_of(stream: Stream, verdict: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def pairs_of(stream: Stream, verdict: Verdict) -> dict[str, list[dict[str, Any]]]:
     """The losses of an idea's pairs that have ended, by seed; ``None``: the run failed to train.
 
     Args:
@@ -235,7 +292,7 @@ def pairs_of(stream: Stream, verdict: Mapping[str, Any]) -> dict[str, list[dict[
         verdict: Its verdict.
     """
     plan = Plan.read(stream.folder(verdict))
-    losses, idea = losses_of(results_of(plan)), idea_in(plan)
+    losses, stop = losses_of(results_of(plan)), stop_of(plan)
     (name,) = plan.experiment.variants
 
     def of_seeds(seeds: Iterable[int]) -> list[dict[str, Any]]:
@@ -244,30 +301,21 @@ def pairs_of(stream: Stream, verdict: Mapping[str, Any]) -> dict[str, list[dict[
         return [{"seed": seed, "baseline": losses[base], "variant": losses[own]} for seed, base, own in ended]
 
     return {
-        "by_seed": of_seeds(plan.experiment.seeds(idea.most)),
-        "confirming_by_seed": of_seeds(confirming_seeds(idea)),
+        "by_seed": of_seeds(plan.experiment.seeds(stop.most)),
+        "confirming_by_seed": of_seeds(confirming_seeds(stop)),
     }
 
 
-def begin(out: Path, content: Mapping[str, Any], baseline: Mapping[str, Any]) -> None:
+def begin(out: Path, record: StreamRecord, baseline: Mapping[str, Any]) -> None:
     """Write what a stream begins with.
 
     Args:
         out: Its folder.
-        content: Of ``stream.json``.
+        record: Of ``stream.json``.
         baseline: Options of the baseline, resolved.
     """
     write_text(out / FIRST, yaml.safe_dump(dict(baseline), sort_keys=False))
-    write_hashed(out / STREAM, {**content, "first": file_hash(out / FIRST)})
-
-
-def _read_verdict(folder: Path) -> dict[str, Any]:
-    verdict = read_hashed(folder / VERDICT, _VERDICT, "a stream")
-    if folder.name != folder_of(verdict["place"], verdict["name"]):
-        raise ValueError(f"{folder / VERDICT} is that of {shown(verdict['name'])}: restore it")
-    if verdict["verdict"] == ADOPTED and (verdict["confirmation"] or {}).get("difference") is None:
-        raise ValueError(f"{folder / VERDICT}: confirmation is missing")
-    return verdict
+    write_record(out / STREAM, record)
 
 
 def set_aside(out: Path, idea: Path) -> Path:
@@ -284,32 +332,38 @@ def folder_of(place: int, name: str) -> str:
 
 
 def experiment_of_idea(
-    out: Path,
-    place: int,
-    files: Sequence[str],
-    name: str,
-    options: Mapping[str, Any],
-    match: str,
-    *,
-    first: int,
-    most: int,
+    stream: Stream, name: str, options: Mapping[str, Any], *, match: str, because: str, again: bool
 ) -> Experiment:
-    """An idea as an experiment.
+    """The next idea of a stream as an experiment, on its baseline as it is now.
 
     Args:
-        out: The folder of the stream.
-        place: Of the idea.
-        files: Configs of the baseline.
+        stream: As it is now.
         name: Of the idea.
         options: That it changes.
-        match: What is equal on both sides.
-        first: Its first seed.
-        most: Pairs.
+        match: What is equal for the baseline and the idea.
+        because: Why somebody believes in it.
+        again: Whether it was tried before: then its seeds are its own.
+
+    Raises:
+        ValueError: One of them is wrong.
     """
-    content = {"baseline": list(files), "variants": {name: dict(options)}, "match": match, "delta": DELTA}
-    content |= {"looks": [most], "seeds": {"first": first}}
-    content["out"] = str(out / IDEAS / folder_of(place, name))
-    return experiment_of(content, "ablate try", f"{out.resolve().name} {place}")
+    validate({"because": because}, record({"because": _BECAUSE}), "ablate try")
+    place, adopted = stream.place, len(stream.adopted)
+    content = {
+        "baseline": [str(stream.baseline())],
+        "variants": {name: dict(options)},
+        "match": match,
+        "delta": DELTA,
+        "seeds": {"first": first_seed(place, adopted, again=again)},
+        "out": str(stream.out / IDEAS / folder_of(place, name)),
+    }
+    stop = EProcess(
+        threshold=stream.rule.threshold(place, adopted),
+        most=stream.rule.most,
+        first_confirming_seed=OWN + BLOCK * place + MOST_PAIRS_OF_IDEA,  # after those of its own pairs
+    )
+    experiment = experiment_of(content, "ablate try", f"{stream.out.resolve().name} {place}")
+    return replace(experiment, stop=stop, because=because)
 
 
 def first_seed(place: int, adopted: int, *, again: bool) -> int:
@@ -317,27 +371,19 @@ def first_seed(place: int, adopted: int, *, again: bool) -> int:
     return OWN + BLOCK * place if again else BLOCK * adopted
 
 
-def idea_at(rule: StreamRule, place: int, adopted: int, because: str) -> Idea:
-    """What the plan of an idea holds."""
-    return Idea(
-        place=place,
-        threshold=rule.threshold(place, adopted),
-        most=rule.most,
-        first_confirming_seed=OWN + BLOCK * place + MOST_PAIRS_OF_IDEA,  # after those of its own pairs
-        because=because,
+def place_of(plan: Plan) -> int:
+    """The place of an idea in its stream."""
+    return int(plan.out.name.partition("-")[0])
+
+
+def asked_of(idea: Plan | Draft) -> dict[str, str]:
+    """What makes two ideas the same: the options of both, the code that they use, and the match."""
+    (name,) = idea.experiment.variants
+    asked, code = (
+        (idea.record.asked, idea.record.code) if isinstance(idea, Plan) else (idea.asked, code_hash(idea.code))
     )
-
-
-def asked_of(content: Mapping[str, Any]) -> dict[str, str]:
-    """What makes two ideas the same: the options of both sides, the code that they use, and the match.
-
-    Args:
-        content: Of a plan, or of what a plan is made from.
-    """
-    configs = content["asked_configs"]
-    (idea,) = (configs[name] for name in configs if name != BASELINE)
-    match = "=".join(filter(None, (content["match"], content["solved"])))
-    return {"baseline": configs[BASELINE], "idea": idea, "code": content["code"], "match": match}
+    match = "=".join(filter(None, (idea.experiment.match, idea.experiment.solved)))
+    return {"baseline": asked[BASELINE], "idea": asked[name], "code": code, "match": match}
 
 
 # ---- verdicts
@@ -345,61 +391,70 @@ def asked_of(content: Mapping[str, Any]) -> dict[str, str]:
 
 def is_settled(plan: Plan, results: Mapping[RunKey, Result]) -> bool:
     """Whether an idea has a verdict by its runs."""
-    return _standing(plan, results).decision.step in VERDICTS
+    return _evidence(plan, results).decision.step in VERDICTS
 
 
-def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "") -> dict[str, Any]:
-    """The verdict of an idea, as ``verdict.json`` holds it.
+def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "") -> Verdict:
+    """The verdict of an idea.
 
     Args:
         plan: Of the idea.
         results: Of its runs.
         stopped: Why it ends, if the rule has no verdict yet.
     """
-    idea, stand = idea_in(plan), _standing(plan, results)
+    stop = stop_of(plan)
+    evidence = _evidence(plan, results)
     own_results = trained_here(plan, results)
     ((name, options),) = plan.experiment.variants.items()
-    is_over = stand.decision.step in VERDICTS
-    e_value = e_value_of([value for value in stand.counted if math.isfinite(value)])
-    return {
-        "place": idea.place,
-        "name": name,
-        "because": idea.because,
-        "options": dict(options),
-        "match": asked_of(plan.content)["match"],
-        **{field: [plan.arms[arm].get(field) for arm in (BASELINE, name)] for field in ("parameters", "steps")},
-        "asked": asked_of(plan.content),
-        "plan": plan.content["hash"],
-        "verdict": stand.decision.step if is_over else STOPPED,
-        "reason": _reason(stand, e_value >= idea.threshold) if is_over else stopped,
-        "metric": plan.experiment.metric,
-        **_mean(stand.counted),
-        "e_value": e_value,
-        "threshold": idea.threshold,
-        "confirmation": _mean(stand.confirming) if stand.confirming else None,
-        "runs": len(own_results),
-        "run_seconds": run_seconds(own_results),
-    }
+    base, idea = (plan.variants[each] for each in (BASELINE, name))
+    is_over = evidence.decision.step in VERDICTS
+    e_value = e_value_of([value for value in evidence.counted if math.isfinite(value)])
+    mean = _mean(evidence.counted)
+    return Verdict(
+        place=place_of(plan),
+        name=name,
+        because=plan.experiment.because,
+        options=dict(options),
+        match=asked_of(plan)["match"],
+        parameters=(base.facts.get("parameters"), idea.facts.get("parameters")),
+        steps=(base.steps, idea.steps),
+        asked=asked_of(plan),
+        plan=plan.hash,
+        verdict=evidence.decision.step if is_over else STOPPED,
+        reason=_reason(evidence, e_value >= stop.threshold) if is_over else stopped,
+        metric=plan.experiment.metric,
+        difference=mean.difference,
+        interval=mean.interval,
+        pairs=mean.pairs,
+        e_value=e_value,
+        threshold=stop.threshold,
+        confirmation=_mean(evidence.confirming) if evidence.confirming else None,
+        runs=len(own_results),
+        run_seconds=run_seconds(own_results),
+    )
 
 
-def idea_in(plan: Plan) -> Idea:
-    """The idea of a plan.
+def stop_of(plan: Plan) -> EProcess:
+    """When an idea's comparison stops.
 
     Raises:
-        ValueError: It is that of an ordinary experiment.
+        ValueError: The plan is that of an ordinary experiment.
     """
-    if plan.idea is None:
+    stop = plan.experiment.stop
+    if not isinstance(stop, EProcess):
         raise ValueError(f"{plan.out} is no idea of a stream: give the folder of a stream of lightning-llm ablate")
-    return plan.idea
+    return stop
 
 
-def _standing(plan: Plan, results: Mapping[RunKey, Result]) -> Standing:
-    return standing(plan.experiment, idea_in(plan), losses_of(results))
+def _evidence(plan: Plan, results: Mapping[RunKey, Result]) -> Evidence:
+    return evidence_of(plan.experiment, stop_of(plan), losses_of(results))
 
 
-def _reason(stand: Standing, is_at_threshold: bool) -> str:
+def _reason(evidence: Evidence, is_at_threshold: bool) -> str:
     """Why an idea has its verdict."""
-    step, counted, confirming = stand.decision.step, stand.counted, stand.confirming
+    step = evidence.decision.step
+    counted = evidence.counted
+    confirming = evidence.confirming
     if not all(map(math.isfinite, [*counted, *confirming])):
         return f"one of its runs {FAILED_TO_TRAIN}"
     if step == OUT_OF_PAIRS:
@@ -410,26 +465,30 @@ def _reason(stand: Standing, is_at_threshold: bool) -> str:
     return f"{len(confirming)} fresh pairs: the interval {bounds(interval_of(confirming))} {where}"
 
 
-def _mean(differences: Sequence[float]) -> dict[str, Any]:
+def _mean(differences: Sequence[float]) -> Mean:
     """The mean of the finite differences, and its interval."""
     values = [value for value in differences if math.isfinite(value)]
     interval = interval_of(values)
-    return {
-        "difference": None if interval is None else statistics.fmean(values),  # not that of one seed
-        "interval": None if interval is None else list(interval),
-        "pairs": len(differences),
-    }
+    mean = None if interval is None else statistics.fmean(values)  # not that of one seed
+    return Mean(difference=mean, interval=interval, pairs=len(differences))
 
 
-def store_verdict(plan: Plan, verdict: Mapping[str, Any]) -> None:
+def store_verdict(plan: Plan, verdict: Verdict) -> None:
     """Write a verdict: from now on, the idea has ended."""
-    write_hashed(plan.out / VERDICT, verdict)
+    write_record(plan.out / VERDICT, verdict)
 
 
 def write_current(stream: Stream) -> None:
     """Write the config of the baseline as it is now, for people."""
     lines = ["# The baseline of this stream. Adopted, each with the difference of its confirming pairs:"]
     for idea in stream.adopted:
-        lines.append(f"#   {idea['place']}. {idea['name']} ({idea['confirmation']['difference']:+.4f})")
+        lines.append(f"#   {idea.place}. {idea.name} ({gain_of(idea):+.4f})")
     lines = lines if stream.adopted else ["# The baseline of this stream. No idea was adopted yet."]
     write_text(stream.out / CURRENT, "\n".join([*lines, read_text(stream.baseline(), MIB)]))
+
+
+def gain_of(verdict: Verdict) -> float:
+    """The difference of the pairs that confirmed an adopted idea; 0 of any other."""
+    if not verdict.is_adopted or verdict.confirmation is None:
+        return 0.0
+    return verdict.confirmation.difference or 0.0

@@ -4,8 +4,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lightning_llm.ablate import page
-from lightning_llm.ablate.stream import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED, Stream, pairs_of
+from lightning_llm.ablate.stream import (
+    ADOPTED,
+    OUT_OF_PAIRS,
+    REJECTED,
+    STOPPED,
+    Mean,
+    Stream,
+    Verdict,
+    gain_of,
+    pairs_of,
+)
 from lightning_llm.ablate.words import bounds, pairs_in_words, parameter_excess, signed
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.shell import shell_path
@@ -23,31 +35,32 @@ _INTERVALS = (
 )
 
 
-def lines_of(verdict: Mapping[str, Any]) -> list[str]:
+def lines_of(verdict: Verdict) -> list[str]:
     """A verdict in words, for the screen: what was decided comes first."""
-    unit = LOSSES[verdict["metric"]].unit
-    lines = [f"{verdict['name']}: {verdict['verdict']} (place {verdict['place']} of the stream): {verdict['reason']}."]
-    lines += [f"Because: {printable(verdict['because'])}"] if verdict["because"] else []
-    lines.append(f"Difference {_difference(verdict)} {unit} after {pairs_in_words(verdict['pairs'])}.")
-    if (confirmed := verdict["confirmation"]) is not None:
-        lines.append(f"On {confirmed['pairs']} fresh pairs: {_difference(confirmed)} {unit}.")
-    lines.append(f"E-value {verdict['e_value']:.3g}, threshold {verdict['threshold']:.3g}.")
+    unit = LOSSES[verdict.metric].unit
+    lines = [f"{verdict.name}: {verdict.verdict} (place {verdict.place} of the stream): {verdict.reason}."]
+    lines += [f"Because: {printable(verdict.because)}"] if verdict.because else []
+    lines.append(f"Difference {_difference(verdict)} {unit} after {pairs_in_words(verdict.pairs)}.")
+    if (confirmed := verdict.confirmation) is not None:
+        lines.append(f"On {confirmed.pairs} fresh pairs: {_difference(confirmed)} {unit}.")
+    lines.append(f"E-value {verdict.e_value:.3g}, threshold {verdict.threshold:.3g}.")
     lines += _costs(verdict)
-    time = shown_duration(verdict["run_seconds"])
-    return [*lines, f"{verdict['runs']} runs were trained, {time} together."]
+    time = shown_duration(verdict.run_seconds)
+    return [*lines, f"{verdict.runs} runs were trained, {time} together."]
 
 
-def _difference(mean: Mapping[str, Any]) -> str:
-    if mean["difference"] is None:
+def _difference(mean: Mean | Verdict) -> str:
+    if mean.difference is None:
         return "–"
-    within = "" if mean["interval"] is None else f" (95% interval {bounds(mean['interval'])})"
-    return f"{signed(mean['difference'])}{within}"
+    within = "" if mean.interval is None else f" (95% interval {bounds(mean.interval)})"
+    return f"{signed(mean.difference)}{within}"
 
 
-def _costs(verdict: Mapping[str, Any]) -> list[str]:
+def _costs(verdict: Verdict) -> list[str]:
     """What the idea costs: its parameters if they differ, and its steps."""
-    (base_count, count), (base_steps, steps) = verdict["parameters"], verdict["steps"]
-    costs = [f"Same {verdict['match']}"]
+    base_count, count = verdict.parameters
+    base_steps, steps = verdict.steps
+    costs = [f"Same {verdict.match}"]
     if parameter_excess(count, base_count):
         costs.append(f"{count:,} parameters instead of {base_count:,}")
     if steps != base_steps:
@@ -59,19 +72,20 @@ def rows_of(stream: Stream) -> list[list[str]]:
     """The ideas for a table, under ``HEAD`` and ``MORE``."""
     rows = []
     for verdict in stream.verdicts:
-        interval = "–" if verdict["interval"] is None else bounds(verdict["interval"])
-        difference = "–" if verdict["difference"] is None else signed(verdict["difference"])
-        numbers = (f"{verdict['e_value']:.3g}", f"{verdict['threshold']:.3g}", str(verdict["runs"]))
-        title = f"{verdict['place']}. {verdict['name']}"
-        cells = (verdict["verdict"], str(verdict["pairs"]), difference, interval)
-        rows.append([title, *cells, *numbers, shown_duration(verdict["run_seconds"])])
+        interval = "–" if verdict.interval is None else bounds(verdict.interval)
+        difference = "–" if verdict.difference is None else signed(verdict.difference)
+        numbers = (f"{verdict.e_value:.3g}", f"{verdict.threshold:.3g}", str(verdict.runs))
+        title = f"{verdict.place}. {verdict.name}"
+        cells = (verdict.verdict, str(verdict.pairs), difference, interval)
+        rows.append([title, *cells, *numbers, shown_duration(verdict.run_seconds)])
     return rows
 
 
 def summary_of(stream: Stream) -> list[str]:
     """The stream in sentences."""
-    adopted, rule = stream.adopted, stream.rule
-    names = ", ".join(f"{verdict['place']}. {verdict['name']}" for verdict in adopted) or "none"
+    adopted = stream.adopted
+    rule = stream.rule
+    names = ", ".join(f"{verdict.place}. {verdict.name}" for verdict in adopted) or "none"
     count = len(stream.verdicts)
     ideas = f"{count} idea{'s' * (count != 1)}"
     lines = [f"{ideas}, adopted: {names}; {shown_duration(stream.run_seconds)} of runs."]
@@ -88,16 +102,18 @@ def summary_of(stream: Stream) -> list[str]:
 
 def stream_report(stream: Stream) -> dict[str, Any]:
     """The ideas of a stream and its settings, as ``report.json`` holds them; of a final one, with all losses."""
-    ideas = [{key: value for key, value in verdict.items() if key != "hash"} for verdict in stream.verdicts]
+    ideas = [msgspec.to_builtins(verdict) for verdict in stream.verdicts]
     if stream.is_final:
-        ideas = [idea | pairs_of(stream, idea) for idea in ideas]
+        ideas = [idea | pairs_of(stream, verdict) for idea, verdict in zip(ideas, stream.verdicts, strict=True)]
     return {
         "out": str(stream.out),
-        **{field: stream.content[field] for field in ("alpha", "most", "environment")},
-        "configs": list(stream.content["asked"]["baseline"]),
-        "options": stream.content["asked"]["options"],
-        "adopted": [verdict["place"] for verdict in stream.adopted],
-        "gain": sum(verdict["confirmation"]["difference"] for verdict in stream.adopted),
+        "alpha": stream.record.alpha,
+        "most": stream.record.most,
+        "environment": stream.record.environment,
+        "configs": list(stream.record.asked.baseline),
+        "options": stream.record.asked.options,
+        "adopted": [verdict.place for verdict in stream.adopted],
+        "gain": sum(gain_of(verdict) for verdict in stream.adopted),
         "run_seconds": stream.run_seconds,
         "is_final": stream.is_final,
         "ideas": ideas,

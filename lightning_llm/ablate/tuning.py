@@ -1,16 +1,18 @@
-"""Fair tuning: one option of every arm on the same grid, until the best value of each arm is inside it.
+"""Fair tuning: one option of every variant on the same grid, until the best value of each variant is inside it.
 
-Each arm's own value is multiplied by the same factors, with the same seeds, which no verdict uses. If the best value
-of any arm is the first or the last of the grid, the grid grows there for all arms. Then each arm is trained once
-more, with the same seeds, at the lowest point of the parabola through its best mean loss and its two neighbors, over
-the logarithm of the value. The tuned value is that one if its mean loss is lower than the grid's best. A pure function
-of the plan and of the losses; no torch.
+Each variant's own value is multiplied by the same factors, with the same seeds, which no verdict uses. The baseline
+counts as a variant. If the best value of any is the first or the last of the grid, the grid grows there for all of
+them. Then each is trained once more, with the same seeds, at the lowest point of the parabola through its best mean
+loss and its two neighbors, over the logarithm of the value. The tuned value is that one if its mean loss is lower than
+the grid's best. A pure function of the plan and of the losses; no torch.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from lightning_llm.io.units import four_digits
 
@@ -19,20 +21,35 @@ MOST_EXTENSIONS = 6
 Losses = Mapping[Any, float | None]  # by name and seed of a run; None: it failed to train
 
 
-class Tune(NamedTuple):
-    """What a plan says about tuning.
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user asks to tune.
 
     Attributes:
-        option: Of ``fit``.
-        factors: Of the first grid, increasing.
+        option: By dotted name.
+        factors: Of each variant's own value, increasing.
         seeds: How many there are of each value.
-        values: The value that each arm has without tuning.
     """
 
     option: str
-    factors: Sequence[float]
+    factors: tuple[float, ...]
     seeds: int
+
+
+class Tune(NamedTuple):
+    """A grid, with the values that its factors multiply.
+
+    Attributes:
+        grid: What a user asks to tune.
+        values: The value that each variant has without tuning.
+    """
+
+    grid: Grid
     values: Mapping[str, float]
+
+    @property
+    def option(self) -> str:
+        """The option that is tuned."""
+        return self.grid.option
 
     @property
     def word(self) -> str:
@@ -42,24 +59,24 @@ class Tune(NamedTuple):
     @property
     def all_seeds(self) -> range:
         """The seeds of all values, which no pair has."""
-        return range(FIRST_SEED, FIRST_SEED + self.seeds)
+        return range(FIRST_SEED, FIRST_SEED + self.grid.seeds)
 
-    def value(self, arm: str, factor: float) -> float:
-        """An arm's value times a factor."""
-        return four_digits(self.values[arm] * factor)
+    def value(self, variant: str, factor: float) -> float:
+        """A variant's value times a factor."""
+        return four_digits(self.values[variant] * factor)
 
-    def name(self, arm: str, value: float) -> str:
-        """What the runs of an arm with this value are called."""
-        return f"{arm},{self.word}={value:g}"
+    def name(self, variant: str, value: float) -> str:
+        """What the runs of a variant with this value are called."""
+        return f"{variant},{self.word}={value:g}"
 
-    def tuned_name(self, arm: str, best: float) -> str:
-        """What the runs of a tuned arm are called: those without tuning, if its own value is the best one."""
-        return arm if best == self.values[arm] else self.name(arm, best)
+    def tuned_name(self, variant: str, best: float) -> str:
+        """What the runs of a tuned variant are called: those without tuning, if its own value is the best one."""
+        return variant if best == self.values[variant] else self.name(variant, best)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What tuning says of an arm.
+    """What tuning says of a variant.
 
     Attributes:
         values: Of the grid, increasing.
@@ -122,53 +139,54 @@ class Tuning(NamedTuple):
 
     Attributes:
         needed: Names and seeds of runs to start; none: it has ended.
-        arms: What has been found; empty before the end.
+        variants: What has been found; empty before the end.
     """
 
     needed: list[tuple[str, int]]
-    arms: Mapping[str, Tuned]
+    variants: Mapping[str, Tuned]
 
 
-def tuning_of(tune: Tune, arms: Sequence[str], losses: Losses) -> Tuning:
-    """The tuned values of all arms, or the runs that are needed first.
+def tuning_of(tune: Tune, variants: Sequence[str], losses: Losses) -> Tuning:
+    """The tuned values of all variants, or the runs that are needed first.
 
     Args:
         tune: The plan's.
-        arms: That are tuned.
+        variants: That are tuned.
         losses: Of the runs that have ended, by name and seed.
     """
-    factors = list(tune.factors)
-    seeds, extensions = tune.all_seeds, 0
+    factors = list(tune.grid.factors)
+    seeds = tune.all_seeds
+    extensions = 0
     while True:
-        grid = {arm: [tune.value(arm, factor) for factor in factors] for arm in arms}
+        grid = {variant: [tune.value(variant, factor) for factor in factors] for variant in variants}
         if needed := _missing_runs(tune, grid, seeds, losses):
             return Tuning(needed, {})
         tuned: dict[str, Tuned] = {}
-        for arm, values in grid.items():
-            tuned[arm] = Tuned.of(values, [_losses_at(tune, arm, value, seeds, losses) for value in values])
-        edges = {of_arm.edge for of_arm in tuned.values()} - {0}
+        for variant, values in grid.items():
+            tuned[variant] = Tuned.of(values, [_losses_at(tune, variant, value, seeds, losses) for value in values])
+        edges = {of_variant.edge for of_variant in tuned.values()} - {0}
         if not edges or extensions == MOST_EXTENSIONS:
             break
         below = [four_digits(factors[0] ** 2 / factors[1])] if -1 in edges else []
         above = [four_digits(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
         factors, extensions = [*below, *factors, *above], extensions + 1
-    vertices = {arm: [of_arm.vertex] for arm, of_arm in tuned.items() if of_arm.vertex is not None}
+    vertices = {variant: [of_variant.vertex] for variant, of_variant in tuned.items() if of_variant.vertex is not None}
     if needed := _missing_runs(tune, vertices, seeds, losses):
         return Tuning(needed, {})
-    for arm, (vertex,) in vertices.items():
-        tuned[arm] = tuned[arm].with_vertex(_losses_at(tune, arm, vertex, seeds, losses))
+    for variant, (vertex,) in vertices.items():
+        tuned[variant] = tuned[variant].with_vertex(_losses_at(tune, variant, vertex, seeds, losses))
     return Tuning([], tuned)
 
 
 def _missing_runs(
     tune: Tune, values: Mapping[str, Sequence[float]], seeds: Sequence[int], losses: Losses
 ) -> list[tuple[str, int]]:
-    runs = [(tune.name(arm, value), seed) for arm in values for value in values[arm] for seed in seeds]
+    runs = [(tune.name(variant, value), seed) for variant in values for value in values[variant] for seed in seeds]
     return [run for run in dict.fromkeys(runs) if run not in losses]
 
 
-def _losses_at(tune: Tune, arm: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
-    return [losses[tune.name(arm, value), seed] for seed in seeds]
+def _losses_at(tune: Tune, variant: str, value: float, seeds: Sequence[int], losses: Losses) -> list[float | None]:
+    return [losses[tune.name(variant, value), seed] for seed in seeds]
 
 
 def lowest_point(x: Sequence[float], y: Sequence[float]) -> float | None:

@@ -6,11 +6,11 @@ Every sentence says what was found, with its number, and nothing that the number
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import command_line_of
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan import Plan, PlannedVariant
 from lightning_llm.ablate.ratios import time_in_words
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
@@ -30,7 +30,7 @@ MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "al
 
 
 def labeled(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The variants, each followed by itself with both sides tuned."""
+    """The variants, each followed by itself with both tuned."""
     rows = []
     for name, row in report["variants"].items():
         rows += [(name, row), (f"{name}, tuned", row["tuned"])] if row["tuned"] else [(name, row)]
@@ -67,16 +67,16 @@ def together(report: Mapping[str, Any]) -> float | None:
 
 
 def compared(report: Mapping[str, Any]) -> dict[str, str]:
-    """What each arm is: the configs and text of the baseline, and the options that variants change."""
+    """What each variant is: the configs and text of the baseline, and the options that variants change."""
     base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
-    arms = {BASELINE: " ".join(filter(None, base))}
+    whats = {BASELINE: " ".join(filter(None, base))}
     for name, row in report["variants"].items():
-        arms[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
-    return {name: what or "see the plan" for name, what in arms.items()}
+        whats[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
+    return {name: what or "see the plan" for name, what in whats.items()}
 
 
 def design_lines(report: Mapping[str, Any]) -> list[str]:
-    """How the sides are compared, and which experiments have used the same seeds."""
+    """How variants are compared, and which experiments have used the same seeds."""
     delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
     seeds = f"{seeds_in_words(report['seeds'])}; " if report["seeds"] else ""
     lines = [f"{seeds}{delta}; a difference is variant minus baseline, so a negative one is better."]
@@ -107,10 +107,11 @@ def reused_lines(runs: Mapping[str, str]) -> list[str]:
     for run, source in runs.items():
         name, _, seed = run.rpartition(",seed=")
         seeds.setdefault(source, {}).setdefault(name, []).append(int(seed))
-    return [
-        f"Reused from {source}: {'; '.join(f'{name} {seeds_in_words(sorted(used))}' for name, used in arms.items())}."
-        for source, arms in seeds.items()
-    ]
+    lines = []
+    for source, by_name in seeds.items():
+        runs_of_source = (f"{name} {seeds_in_words(sorted(used))}" for name, used in by_name.items())
+        lines.append(f"Reused from {source}: {'; '.join(runs_of_source)}.")
+    return lines
 
 
 def left_lines(reused: Mapping[str, str], ended: int, needed: int) -> list[str]:
@@ -233,9 +234,9 @@ def pairs_in_words(count: int) -> str:
 
 
 def saved_in_words(seeds: int, interval: Sequence[int]) -> str:
-    """How many more seeds per arm a comparison without pairs would need."""
+    """How many more seeds per variant a comparison without pairs would need."""
     low, high = interval
-    return f"pairing saved {seeds} ({low} to {high}) seeds per side"
+    return f"pairing saved {seeds} ({low} to {high}) seeds per variant"
 
 
 def _with_interval(value: float, interval: Sequence[float] | None, digits: str = ".2g") -> str:
@@ -247,17 +248,19 @@ def _with_interval(value: float, interval: Sequence[float] | None, digits: str =
 
 
 def tuning_lines(report: Mapping[str, Any]) -> list[str]:
-    """The optimum of each arm, whether it is inside the grid, and what tuning took."""
+    """The optimum of each variant, whether it is inside the grid, and what tuning took."""
     tuning = report["tuning"]
-    if tuning is None or not tuning["sides"]:
+    if tuning is None or not tuning["variants"]:
         return [] if tuning is None else [f"Tuning of {tuning['option']} has not ended."]
     optima = []
-    for name, arm in tuning["sides"].items():
-        edge = "" if arm["is_bracketed"] else ", not bracketed: at the edge of the grid"
-        best = f"none, each value has a run that {FAILED_TO_TRAIN}" if arm["best"] is None else f"{arm['best']:g}"
-        vertices = [value for value in arm["vertices"] if value is not None]
+    for name, variant in tuning["variants"].items():
+        edge = "" if variant["is_bracketed"] else ", not bracketed: at the edge of the grid"
+        best = (
+            f"none, each value has a run that {FAILED_TO_TRAIN}" if variant["best"] is None else f"{variant['best']:g}"
+        )
+        vertices = [value for value in variant["vertices"] if value is not None]
         seeds = f", by seed {min(vertices):g} to {max(vertices):g}" if len(vertices) > 1 else ""
-        optima.append(f"{name} {best} (untuned {arm['untuned']:g}{seeds}{edge})")
+        optima.append(f"{name} {best} (untuned {variant['untuned']:g}{seeds}{edge})")
     took = f"{tuning['runs']} runs took {shown_duration(tuning['run_seconds'])}"
     families = f"Untuned and tuned differences each have alpha {report['alpha']:g}; both together, up to twice that."
     return [f"Tuned {tuning['option']}: {', '.join(optima)}; {took}.", families]
@@ -269,10 +272,11 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """What was matched, how closely, and what the experiment took."""
     cost = report["cost"]
-    lines = matched_lines(report) + _unequal({BASELINE: report["baseline"], **report["variants"]})
-    if cost["sides"]:
+    rows = {BASELINE: report["baseline"], **report["variants"]}
+    lines = matched_lines(report) + _unequal({name: row["parameters"] for name, row in rows.items()})
+    if cost["variants"]:
         rounds = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
-        times = [_cost_of_arm(name, arm) for name, arm in cost["sides"].items()]
+        times = [_cost_of_variant(name, variant) for name, variant in cost["variants"].items()]
         where = f"{_other_programs(cost)} on {cost['machine']}, {cost['date']}"
         lines.append(f"Time and memory of a step: {'; '.join(times)}. {rounds}, {where}.")
     lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
@@ -296,9 +300,9 @@ def _other_programs(cost: Mapping[str, Any]) -> str:
     return "alone" if others < MOST_COMPANY else f"while other programs used {others:.1f} cores"
 
 
-def _cost_of_arm(name: str, arm: Mapping[str, Any]) -> str:
-    time = f"{milliseconds(arm['step_s'])} ms" if name == BASELINE else time_in_words(arm)
-    return f"{name} {time}" + ("" if arm["peak_bytes"] is None else f", {arm['peak_bytes'] / MIB:.4g} MiB")
+def _cost_of_variant(name: str, variant: Mapping[str, Any]) -> str:
+    time = f"{milliseconds(variant['step_s'])} ms" if name == BASELINE else time_in_words(variant)
+    return f"{name} {time}" + ("" if variant["peak_bytes"] is None else f", {variant['peak_bytes'] / MIB:.4g} MiB")
 
 
 def mean_loss(report: Mapping[str, Any], name: str) -> float | None:
@@ -314,35 +318,38 @@ def mean_loss(report: Mapping[str, Any], name: str) -> float | None:
 
 
 def parameter_lines(plan: Plan) -> list[str]:
-    """The parameters of each arm, and a line if they are not equal."""
-    arms = {name: plan.arms[name] for name in (BASELINE, *plan.experiment.variants)}
-    counts = {name: arm.get("parameters") for name, arm in arms.items()}
+    """The parameters of each variant, and a line if they are not equal."""
+    planned = {name: plan.variants[name] for name in (BASELINE, *plan.experiment.variants)}
+    counts = {name: variant.facts.get("parameters") for name, variant in planned.items()}
     counted = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
-    return [f"parameters: {', '.join(counted)}", *_unequal(arms), *_unequal_scales(arms)]
+    return [f"parameters: {', '.join(counted)}", *_unequal(counts), *_unequal_scales(planned)]
 
 
 def start_in_words(plan: Plan, looks: Sequence[int], slots: int) -> str:
     """What begins now: variants, looks, and how many runs at a time."""
-    experiment, threads, variants = plan.experiment, plan.content["threads"], len(plan.experiment.variants)
+    experiment = plan.experiment
+    threads = plan.record.threads
+    variants = len(experiment.variants)
     runs = f"{slots} at a time, {threads} thread{'s' * (threads != 1)} each"
     summary = f"{variants} variant{'s' * (variants != 1)}, {tested_in_words(looks)}, {runs}"
     return f"{experiment.name}: {summary}: {plan.out}"
 
 
-def _unequal(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line if the parameters of arms differ from the baseline's by more than 1%."""
-    base, unequal = arms[BASELINE].get("parameters"), []
-    for name, arm in arms.items():
-        if share := parameter_excess(arm.get("parameters"), base):
+def _unequal(counts: Mapping[str, int | None]) -> list[str]:
+    """A line if the parameters of variants differ from the baseline's by more than 1%."""
+    unequal = []
+    for name, count in counts.items():
+        if share := parameter_excess(count, counts[BASELINE]):
             unequal.append(f"{name} has {100 * abs(share):.3g}% {'more' if share > 0 else 'fewer'}")
     advice = f"--match parameters={ARCHITECTURE_PREFIX}intermediate_size makes them equal"
     return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
 
 
-def _unequal_scales(arms: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each arm and role whose initial weights have another scale than the baseline's."""
+def _unequal_scales(planned: Mapping[str, PlannedVariant]) -> Iterator[str]:
+    """A line for each variant and role whose initial weights have another scale than the baseline's."""
     scales = {
-        name: {role: Scale(*scale) for role, scale in (arm.get("scales") or {}).items()} for name, arm in arms.items()
+        name: {role: Scale(*scale) for role, scale in (variant.scales or {}).items()}
+        for name, variant in planned.items()
     }
     for name, own in scales.items():
         yield from (f"{name}: its {clause}." for clause in differing_scales(own, scales[BASELINE]))

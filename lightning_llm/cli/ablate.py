@@ -3,11 +3,10 @@
 ``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
 ``try`` does that for one idea after another;
 ``work`` is one worker; ``status`` shows an experiment's progress; ``report`` writes its results; ``extend`` adds
-pairs, or a size to a ladder; ``measure`` measures time and memory of each side.
+pairs, or a size to a ladder; ``measure`` measures time and memory of each variant.
 """
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -15,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import METRICS, experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.history import Spread, spread_in
-from lightning_llm.ablate.ladder import LADDER, SIZES, is_ladder, ladder_of, read_ladder
+from lightning_llm.ablate.ladder import LADDER, SIZES, read_ladder
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
 from lightning_llm.ablate.report import report_of
-from lightning_llm.ablate.results import COST, load_experiment
+from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.runner import Runner
 from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
@@ -35,12 +34,11 @@ from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
 from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
-from lightning_llm.cli.ablate_ladder import climb, extend_ladder, write_ladder
-from lightning_llm.cli.ablate_try import add_options, attempt
+from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder, write_ladder
+from lightning_llm.cli.ablate_try import add_options, run_idea
 from lightning_llm.cli.ablate_variants import add_variants
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
-from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.power import SPREADS
@@ -78,14 +76,18 @@ def _options(parser: OneLineParser) -> None:
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")
         add("--metric", metavar="NAME", help=f"what is compared: {', '.join(METRICS)} (default: {METRICS[0]})")
-        add("--tune", metavar="OPTION", help="tune this option on each side first, such as the learning rate")
-        add("--match", metavar="RULE", help=f"what is the same on both sides: {matches_in_words()} (default: tokens)")
+        add("--tune", metavar="OPTION", help="tune this option for each variant first, such as the learning rate")
+        add(
+            "--match",
+            metavar="RULE",
+            help=f"what is the same for baseline and variant: {matches_in_words()} (default: tokens)",
+        )
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
     about = "only print what the runs take: FLOPs, and time on this machine"
     run.add_argument("--dry-run", action="store_true", help=about)
     about = "reuse finished runs of earlier experiments in the same folder (default: baseline)"
     run.add_argument("--reuse", choices=REUSES, help=about)
-    idea = action("try", attempt, "compare one idea of a stream with its baseline, and adopt it or not")
+    idea = action("try", run_idea, "compare one idea of a stream with its baseline, and adopt it or not")
     add_options(idea)
     extend = action("extend", _extend, "add pairs, or a size to a ladder, and train them")
     added = extend.add_mutually_exclusive_group(required=True)
@@ -99,7 +101,7 @@ def _options(parser: OneLineParser) -> None:
     report = action("report", _report, about)
     about = "end a stream of ideas: its report then has the losses of all pairs, and no further idea can be tried"
     report.add_argument("--final", action="store_true", help=about)
-    measure = action("measure", _measure, "measure time and memory of each side (run nothing else meanwhile)")
+    measure = action("measure", _measure, "measure time and memory of each variant (run nothing else meanwhile)")
     worker = action("work", _work, "train runs that no other worker trains, until the experiment has ended")
     for parser_of_folder in (extend, status, report, measure, worker):
         parser_of_folder.add_argument("folder", type=Path, metavar="DIR", help="folder of an experiment")
@@ -150,24 +152,26 @@ def _run(options: argparse.Namespace) -> None:
         if options.dry_run:
             raise ValueError(f"--dry-run is for what has no plan yet, and {options.experiment} has one")
         if (Path(options.experiment) / LADDER).exists():
-            climb(read_ladder(Path(options.experiment))[0], options)
+            run_ladder(read_ladder(Path(options.experiment))[0], options)
             return
         plan = Plan.read(Path(options.experiment))
-    elif is_ladder((description := _content(options))[0]):
-        if options.of_fit:
-            raise ValueError(f"{options.of_fit[0]}: a ladder takes options of fit in its file, under options")
-        climb(ladder_of(*description), options)
-        return
     else:
-        source = options.experiment and Path(options.experiment)
-        reuse = options.reuse or REUSES[0]
-        setup = ablate_run.set_up(experiment_of(*description), options.of_fit, source=source, reuse=reuse)
-        if options.dry_run:
-            show_outlays({setup.experiment.name: setup.outlay(options.workers)}, Console())
+        experiment = experiment_of(*_content(options))
+        if experiment.sizes:
+            if options.of_fit:
+                raise ValueError(f"{options.of_fit[0]}: a ladder takes options of fit in its file, under options")
+            run_ladder(experiment, options)
             return
-        plan = setup.plan(options.workers)
-        show_plan(plan, setup.earlier, Console(stderr=True))
-    ablate_run.carry_out(plan, options.workers, options.slurm)
+        source = options.experiment and Path(options.experiment)
+        draft = ablate_run.draft_of(experiment, options.of_fit, source=source)
+        if options.dry_run:
+            show_outlays({experiment.name: draft.outlay(options.workers)}, Console())
+            return
+        from lightning_llm.ablate.planning import plan_of
+
+        plan = plan_of(draft, options.workers, reuse=options.reuse or REUSES[0])
+        show_plan(plan, draft.earlier, Console(stderr=True))
+    ablate_run.run_experiment(plan, options.workers, options.slurm)
 
 
 def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
@@ -199,10 +203,10 @@ def _extend(options: argparse.Namespace) -> None:
         extend_ladder(options)
         return
     loaded = load_experiment(options.folder)
-    added, look = extension_of(loaded, options.pairs, options.variants)
+    extension, look = extension_of(loaded, options.pairs, options.variants)
     ablate_run.say([f"adding pairs up to the look at {look}"])
-    loaded.plan.add(added)
-    ablate_run.carry_out(loaded.plan, options.workers, options.slurm)
+    loaded.plan.extend(extension)
+    ablate_run.run_experiment(loaded.plan, options.workers, options.slurm)
 
 
 def _power(options: argparse.Namespace) -> None:
@@ -260,14 +264,12 @@ def _work(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    plan = Plan.read(options.folder.resolve())
-    os.chdir(plan.content["folder"])  # the paths of the text are relative to it
-    from lightning_llm.ablate import cost
-    from lightning_llm.cli.ablate_arm import read_arm
+    plan = Plan.read(options.folder)
+    if not program_of(plan).promises.measured_cost:
+        raise ValueError(f"{plan.out}: time and memory of a step cannot be measured for {plan.record.program}")
+    from lightning_llm.cli.ablate_fit import measure
 
-    names = [BASELINE, *plan.experiment.variants]
-    measured = cost.measure(names, lambda name: read_arm(name, [plan.config(name)], []), partial(print, flush=True))
-    write_json(plan.out / COST, {"plan": plan.content["hash"], **measured})
+    measure(options.folder)
 
 
 run_ablate.parser = Tool(lambda options: None, ablate_run.PROG, _options).parser  # type: ignore[attr-defined]

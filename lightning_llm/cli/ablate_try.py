@@ -4,7 +4,6 @@ Exit status: 0 adopted, 3 not adopted, 1 a run failed (the idea has no verdict),
 """
 
 import argparse
-import dataclasses
 import itertools
 import math
 import tempfile
@@ -13,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.ablate.arm import BASELINE, Arm
-from lightning_llm.ablate.idea import IDEA, MOST_PAIRS_OF_IDEA
+import msgspec
+
 from lightning_llm.ablate.matching import Flops, matches_in_words
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
@@ -23,18 +23,19 @@ from lightning_llm.ablate.results import Result, losses_of, results_of, run_seco
 from lightning_llm.ablate.reuse import take_needed
 from lightning_llm.ablate.slots import slots_for
 from lightning_llm.ablate.stream import (
-    ADOPTED,
     CURRENT,
     FIRST,
     IDEAS,
     MOST_IDEAS,
+    MOST_PAIRS_OF_IDEA,
     STREAM,
+    Asked,
     Stream,
+    StreamRecord,
+    Verdict,
     asked_of,
     begin,
     experiment_of_idea,
-    first_seed,
-    idea_at,
     is_settled,
     refuse_final,
     set_aside,
@@ -50,7 +51,6 @@ from lightning_llm.cli.errors import FAILED, reason_of, reports
 from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import config_path
 from lightning_llm.io.console import Console
-from lightning_llm.io.schema import validate
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import duration, shown_duration
 from lightning_llm.io.untrusted import shown
@@ -59,7 +59,8 @@ from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule
 
 if TYPE_CHECKING:
-    from lightning_llm.ablate.setup import Setup
+    from lightning_llm.ablate.fit.planning import FitDraft
+    from lightning_llm.ablate.fit.variant import Variant
 
 NOT_ADOPTED = 3
 BASELINE_FAILED = f"too many runs of the baseline {FAILED_TO_TRAIN}"
@@ -73,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--baseline", nargs="+", metavar="CONFIG", help="configs of the first baseline; options of fit may follow")
     add_variants(parser, "what the idea changes. Without it, an idea that was interrupted is continued")
     add("--because", default="", metavar="TEXT", help="why you believe in the idea, for the report")
-    about = f"what is the same on both sides: {matches_in_words()} (default: {Flops.name})"
+    about = f"what is equal in a pair: {matches_in_words()} (default: {Flops.name})"
     add("--match", default=Flops.name, metavar="RULE", help=about)
     add("--again", action="store_true", help="try an idea again that has a verdict, on fresh seeds")
     add("--give-up", action="store_true", help="end an idea that was interrupted, without a decision")
@@ -85,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the verdict as one JSON object")
 
 
-def attempt(options: argparse.Namespace) -> int:
+def run_idea(options: argparse.Namespace) -> int:
     """Carry out the idea that the options describe; the exit status.
 
     Raises:
@@ -117,18 +118,18 @@ def attempt(options: argparse.Namespace) -> int:
         if stream.run_seconds >= budget_s:
             used = shown_duration(stream.run_seconds)
             raise ValueError(f"--budget {options.budget} is used up: the runs of {out} took {used}; give more")
-        return _carry_out(stream, _plan(stream, options), options, budget_s - stream.run_seconds)
+        return _run(stream, _plan(stream, options), options, budget_s - stream.run_seconds)
     finally:
         lock.release()
 
 
-def _last_verdict(stream: Stream, options: argparse.Namespace) -> Mapping[str, Any] | None:
+def _last_verdict(stream: Stream, options: argparse.Namespace) -> Verdict | None:
     """The verdict of the last idea, if this command has given it: it may have been killed before it said so."""
     if not stream.verdicts or stream.unfinished is not None or options.again or not options.vary:
         return None
     last = stream.verdicts[-1]
-    is_same = last["options"] == _idea(options)[1] and last["match"] == options.match
-    return last if is_same and last["because"] == options.because else None
+    is_same = last.options == _idea(options)[1] and last.match == options.match
+    return last if is_same and last.because == options.because else None
 
 
 def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
@@ -142,18 +143,20 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     _refuse_other_stream(stream, options)
     if stream.place > MOST_IDEAS:
         raise ValueError(f"{stream.out} has {MOST_IDEAS} ideas: begin another stream")
-    setup = _setup(stream, options)
-    asked = asked_of(setup.plan_identity)
+    draft = _draft_of(stream, options)
+    asked = asked_of(draft)
     if unfinished is not None:
         plan = Plan.read(unfinished)
-        if asked_of(plan.content) != asked:
+        if asked_of(plan) != asked:
             advice = f"{PROG} {shell_path(stream.out)} continues it, and with --give-up ends it"
             raise ValueError(f"{unfinished} is another idea, and has no verdict yet: {advice}")
         return plan
     if (earlier := stream.same_as(asked)) is not None and not options.again:
-        where = f"place {earlier['place']}, {earlier['verdict']}"
+        where = f"place {earlier.place}, {earlier.verdict}"
         raise ValueError(f"this idea was tried before ({where}): --again tries it on fresh seeds, at a new place")
-    return setup.plan(stream.content["workers"])
+    from lightning_llm.ablate.planning import plan_of
+
+    return plan_of(draft, stream.record.workers)
 
 
 def _give_up(stream: Stream, options: argparse.Namespace) -> int:
@@ -173,7 +176,7 @@ def _give_up(stream: Stream, options: argparse.Namespace) -> int:
     return _end(stream, plan, verdict_of(plan, results, stopped="given up"), options)
 
 
-def _carry_out(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: float) -> int:
+def _run(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: float) -> int:
     """Train pairs until the idea has a verdict, and print it."""
     try:
         _train(plan, options.workers, left_s)
@@ -209,15 +212,15 @@ def _finish_orphan(stream: Stream, options: argparse.Namespace, left_s: float) -
     ablate_run.say(lines_of(Stream.read(stream.out).verdicts[-1]))
 
 
-def _end(stream: Stream, plan: Plan, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:
+def _end(stream: Stream, plan: Plan, verdict: Verdict, options: argparse.Namespace) -> int:
     store_verdict(plan, verdict)
     return _say(Stream.read(stream.out), verdict, options)
 
 
-def _say(stream: Stream, verdict: Mapping[str, Any], options: argparse.Namespace) -> int:
+def _say(stream: Stream, verdict: Verdict, options: argparse.Namespace) -> int:
     """Print a verdict, and write the report; the exit status."""
     if options.json:
-        print(json_text({key: value for key, value in verdict.items() if key != "hash"}), flush=True)
+        print(json_text(msgspec.to_builtins(verdict)), flush=True)
     else:
         Console().say(*lines_of(verdict))
     try:
@@ -225,7 +228,7 @@ def _say(stream: Stream, verdict: Mapping[str, Any], options: argparse.Namespace
         write_stream_report(stream)
     except OSError as error:  # the verdict is stored
         ablate_run.say([f"{stream.out / REPORT} was not written: {reason_of(error)}"])
-    return 0 if verdict["verdict"] == ADOPTED else NOT_ADOPTED
+    return 0 if verdict.is_adopted else NOT_ADOPTED
 
 
 def _train(plan: Plan, workers: int | None, left_s: float) -> None:
@@ -254,40 +257,36 @@ def _is_new(out: Path) -> bool:
     return not any((out / IDEAS).glob(f"*/{PLAN}"))
 
 
-def _first_content(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """What a new stream begins with: the content of ``stream.json``, and the options of the baseline.
+def _first_content(options: argparse.Namespace) -> tuple[StreamRecord, Mapping[str, Any]]:
+    """What a new stream begins with: its record, and the options of the baseline.
 
     Its first idea is read and compared here too, so that a mistake leaves no folder.
     """
     if options.give_up or not options.vary or not options.baseline:
         advice = "give --baseline CONFIG and --vary OPTION=VALUE to begin it"
         raise ValueError(f"{options.stream} holds no idea yet: {advice}")
-    content = {"asked": _asked(options), **settings(options.alpha, options.most, options.workers)}
-    from lightning_llm.cli.ablate_arm import read_arm
-    from lightning_llm.cli.parsing import check_configs
+    fields = settings(options.alpha, options.most, options.workers)
+    asked = _asked(options)
+    from lightning_llm.cli import ablate_fit
 
-    ablate_run.say(check_configs(["check", *(f"--config={file}" for file in options.baseline)]))
-    base = read_arm(BASELINE, options.baseline, options.of_fit)
-    content["environment"] = environment(base)
+    ablate_run.say(ablate_fit.trust_baseline(options.baseline))
+    base = ablate_fit.read_variant(BASELINE, options.baseline, options.of_fit)
+    record = StreamRecord(asked=asked, environment=ablate_fit.environment(base), **fields)
     with tempfile.TemporaryDirectory() as folder:
-        begin(Path(folder), content, base.options)
-        _setup(Stream.read(Path(folder)), options, quiet=True)
-    return content, base.options
+        begin(Path(folder), record, base.options)
+        _draft_of(Stream.read(Path(folder)), options, quiet=True)
+    return record, base.options
 
 
-def _setup(stream: Stream, options: argparse.Namespace, *, quiet: bool = False) -> "Setup":
+def _draft_of(stream: Stream, options: argparse.Namespace, *, quiet: bool = False) -> "FitDraft":
     """The next idea of a stream, read and compared with its baseline as it is now."""
     name, changes = _idea(options)
-    place, adopted = stream.place, len(stream.adopted)
-    idea = idea_at(stream.rule, place, adopted, options.because)
-    validate(dataclasses.asdict(idea), IDEA, PROG)
-    first, files = first_seed(place, adopted, again=options.again), [str(stream.baseline())]
     experiment = experiment_of_idea(
-        stream.out, place, files, name, changes, options.match, first=first, most=stream.rule.most
+        stream, name, changes, match=options.match, because=options.because, again=options.again
     )
-    setup = ablate_run.set_up(experiment, [], more={"idea": dataclasses.asdict(idea)}, quiet=quiet)
-    _refuse_changed(stream, setup.arms[BASELINE])
-    return setup
+    draft = ablate_run.draft_of(experiment, quiet=quiet)
+    _refuse_changed(stream, draft.baseline)
+    return draft
 
 
 def _idea(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -296,15 +295,12 @@ def _idea(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return folder_name(name), flat_options(changes)
 
 
-def _refuse_changed(stream: Stream, base: Arm | None = None) -> None:
+def _refuse_changed(stream: Stream, base: "Variant | None" = None) -> None:
     """Refuse what makes new runs no pairs with those before."""
-    from lightning_llm.cli.ablate_arm import read_arm
-    from lightning_llm.runs.code import PACKAGE, code_of
+    from lightning_llm.cli import ablate_fit
 
-    base = base or read_arm(BASELINE, [str(stream.baseline())], [])
-    files = code_of({BASELINE: base.options})
-    user_files = {name: path for name, path in files.items() if not name.startswith(f"{PACKAGE.name}/")}
-    stream.refuse_changed(environment(base), user_files)
+    base = base or ablate_fit.read_variant(BASELINE, [str(stream.baseline())], [])
+    stream.refuse_changed(ablate_fit.environment(base), ablate_fit.own_code(base))
 
 
 def _refuse_unreadable(options: argparse.Namespace) -> None:
@@ -315,32 +311,24 @@ def _refuse_unreadable(options: argparse.Namespace) -> None:
             raise ValueError(f"{shown(argument)} is no UTF-8")
 
 
-def environment(base: Arm) -> dict[str, str]:
-    """What all runs of a stream have in common: precision, device, versions, this package, and the text."""
-    from lightning_llm.data.mixture import fingerprint
-    from lightning_llm.training.environment import environment_of
-
-    common = {name: str(value) for name, value in environment_of(base.trainer).items() if name != "threads"}
-    return {**common, "text": fingerprint(base.data.sources)}
-
-
-def _asked(options: argparse.Namespace) -> dict[str, Any]:
+def _asked(options: argparse.Namespace) -> Asked:
     """What a stream begins with: configs of the baseline with their hashes, and arguments of ``fit``."""
     files = {file: file_hash(Path(config_path(file))) for file in options.baseline or ()}
     arguments: list[str] = []
     for argument in options.of_fit:
         arguments += [argument] if argument.startswith("--") else [f"{arguments.pop()}={argument}"]
-    return {"baseline": files, "options": sorted(arguments)}
+    return Asked(baseline=files, options=sorted(arguments))
 
 
 def _refuse_other_stream(stream: Stream, options: argparse.Namespace) -> None:
     """Refuse options that are not those that the stream began with; left out, they are."""
-    asked, begun_with = _asked(options), stream.content["asked"]
-    checks = [
-        ("--baseline", [*asked["baseline"].values()], [*begun_with["baseline"].values()]),
-        (next(iter(asked["options"]), "").partition("=")[0], asked["options"], begun_with["options"]),
-        ("--alpha", options.alpha, stream.content["alpha"]),
-        ("--most", options.most, stream.content["most"]),
+    asked = _asked(options)
+    begun_with = stream.record.asked
+    checks: list[tuple[str, Any, Any]] = [
+        ("--baseline", [*asked.baseline.values()], [*begun_with.baseline.values()]),
+        (next(iter(asked.options), "").partition("=")[0], asked.options, begun_with.options),
+        ("--alpha", options.alpha, stream.record.alpha),
+        ("--most", options.most, stream.record.most),
     ]
     for option, value, first_value in checks:
         if value not in (None, []) and value != first_value:

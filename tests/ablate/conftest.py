@@ -1,24 +1,30 @@
 """An experiment whose runs are done in no time by a stand-in for ``fit``."""
 
-import json
 import runpy
 import sys
 from contextlib import redirect_stderr
 from functools import partial
+from pathlib import Path
 
+import msgspec
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.ablate import runner
-from lightning_llm.ablate.arm import BASELINE, NULL
-from lightning_llm.ablate.ladder import SIZES, freeze_ladder, ladder_of
+from lightning_llm.ablate.experiment import Experiment, Looks, experiment_of
+from lightning_llm.ablate.fit import program
+from lightning_llm.ablate.ladder import SIZES, freeze_ladder
+from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.options import command_line_of
-from lightning_llm.ablate.plan import Plan, code_hash, freeze
+from lightning_llm.ablate.plan import Plan, PlannedVariant, PlanRecord, code_hash, freeze
+from lightning_llm.ablate.ratios import Cost, StepCost
 from lightning_llm.ablate.results import COST, load_experiment
 from lightning_llm.ablate.slots import Slot
-from lightning_llm.cli.ablate_arm import read_arm
+from lightning_llm.cli.ablate_fit import read_variant
+from lightning_llm.io.records import write_record
+from lightning_llm.statistics import pairing
 
-ARM_OPTIONS = {
+OPTIONS = {
     "model.architecture.hidden_size": 32,
     "model.architecture.num_hidden_layers": 2,
     "model.architecture.num_attention_heads": 2,
@@ -34,15 +40,15 @@ ARM_OPTIONS = {
 
 
 @pytest.fixture
-def make_arm(text_file, tmp_path, monkeypatch):
-    """``make_arm(name)``: an arm; ``wide`` has a wider MLP."""
+def make_variant(text_file, tmp_path, monkeypatch):
+    """``make_variant(name)``: a variant as ``fit`` reads it; ``wide`` has a wider MLP."""
     monkeypatch.chdir(tmp_path)
 
-    def arm(name):
+    def variant(name):
         width = {"model.architecture.intermediate_size": 1024} if name == "wide" else {}
-        return read_arm(name, [], command_line_of({**ARM_OPTIONS, "data.path": str(text_file), **width}))
+        return read_variant(name, [], command_line_of({**OPTIONS, "data.path": str(text_file), **width}))
 
-    return arm
+    return variant
 
 
 # Instead of the package, in the snapshot: writes what a run writes, with a loss that its config and its seed decide
@@ -86,6 +92,9 @@ def main():
 """
 
 
+MAIN = "import sys\n\nfrom lightning_llm.__main__ import main\n\nsys.exit(main())\n"
+
+
 class InThisProcess:
     """In place of ``RunProcess``, of which each one takes a tenth of a second: the stand-in, called."""
 
@@ -99,10 +108,7 @@ class InThisProcess:
     def await_end(self):
         pass
 
-    def end(self):
-        pass
-
-    def status(self):
+    def status(self, wait_s=0.0):
         with pytest.MonkeyPatch.context() as patch, self.log.open("a") as log, redirect_stderr(log):
             patch.setattr(sys, "argv", ["main.py", *self.arguments])
             return runpy.run_path(str(self.main))["main"]()
@@ -111,7 +117,7 @@ class InThisProcess:
 def work(out, say=print, slots=1):
     """Train all runs as ``ablate work`` does, without processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "RunProcess", InThisProcess)
+        patch.setattr(program, "RunProcess", InThisProcess)
         patch.setattr(runner, "wait_for_one", lambda processes, wait_s: None)
         runner.Runner(Plan.read(out), [Slot()] * slots, say).run()
 
@@ -122,38 +128,58 @@ def experiment(tmp_path):
     return partial(frozen, tmp_path)
 
 
-def frozen(folder, variants, looks=(4, 5), delta=None, out="out", base=None, null=None, **asked):
-    """The plan of an experiment in a folder."""
-    files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN}
+def frozen(
+    folder, variants, looks=(4, 5), delta=None, out="out", base=None, null=None, planned=None, record=None, **asked
+):
+    """The plan of an experiment in a folder.
+
+    Args:
+        folder: Where it is, with the stand-in's code.
+        variants: What the stand-in does for each; ``options`` are what the experiment says of it.
+        looks: Of the experiment.
+        delta: Of the experiment.
+        out: The name of its folder.
+        base: What the stand-in does for the baseline.
+        null: What it does for the null variant.
+        planned: Fields of the planned variants, by name.
+        record: Further fields of the plan.
+        asked: Further fields of the experiment.
+    """
+    files = {"lightning_llm/__init__.py": "", "lightning_llm/__main__.py": STAND_IN, "fit.py": MAIN}
     code = {name: folder / f"code-{number}" for number, name in enumerate(files)}
     for name, path in code.items():
         path.write_text(files[name])
     configs = {BASELINE: {"effect": 0.0, **(base or {})}, NULL: {"effect": 0.003, "drawn": "01"}, **variants}
     configs[NULL] |= null or {}
-    sides = {name: {"steps": 6, "tokenizer": "t"} for name in configs}
-    content = {
-        **{
-            "name": "test",
-            "variants": {name: config.get("options", {}) for name, config in variants.items()},
-            "metric": "val_loss",
-            "delta": delta,
-        },
-        **{"alpha": 0.05, "looks": list(looks), "match": "tokens", "solved": None, "tune": None},
-        **{"half_width": None, "commit": None, "seen": {}},
-        **{"asked_configs": {}},
-        **{"code": code_hash(code), "first_seed": 0, "threads": 1, "accelerator": "cpu", "folder": str(folder)},
-        **{"sides": sides, **asked},
-    }
-    (folder / out).mkdir()
-    return freeze(folder / out, content, configs, code)
+    stop = asked.pop("stop", None) or Looks(pairs=tuple(looks), half_width=asked.pop("half_width", None))
+    experiment = Experiment(
+        name=asked.pop("name", "test"),
+        variants={name: config.get("options", {}) for name, config in variants.items()},
+        delta=delta,
+        stop=stop,
+        out=out,
+        **asked,
+    )
+    more = {} if planned is None else planned
+    fields = {"program": "fit", "start_folder": str(folder), "code": code_hash(code), **(record or {})}
+    plan = PlanRecord(
+        experiment=experiment,
+        variants={name: PlannedVariant(**{"steps": 6, "tokenizer": "t", **more.get(name, {})}) for name in configs},
+        **fields,
+    )
+    plan.variants[NULL] = msgspec.structs.replace(plan.variants[NULL], excused=(pairing.NULL_VALUES,))
+    (folder / out).mkdir(parents=True, exist_ok=True)
+    return freeze(folder / out, plan, configs, code)
 
 
-def with_cost(plan, sides):
+def with_cost(plan, names):
     """As ``ablate measure`` writes it: steps of 1 s, and of half of it for the variants."""
-    step = {"step_s": 0.5, "step_p20_s": 0.4, "step_p80_s": 0.7, "ratio": 0.5, "peak_bytes": 2**20}
-    rows = dict.fromkeys(sides, step) | {"baseline": {**step, "step_s": 1.0, "step_p80_s": 1.1, "ratio": 1.0}}
+    spread = {"ratio_p20": 1.0, "ratio_p80": 1.0, "ratio_interval": None, "peak_bytes": 2**20}
+    step = StepCost(step_s=0.5, step_p20_s=0.4, step_p80_s=0.7, ratio=0.5, **{**spread, "ratio_interval": (0.4, 0.6)})
+    base = StepCost(step_s=1.0, step_p20_s=0.4, step_p80_s=1.1, ratio=1.0, **{**spread, "ratio_interval": (1.0, 1.0)})
     facts = {"machine": "a test", "threads": 1, "date": "2026-01-01", "torch": "2", "rounds": 20, "other_cores": 0.0}
-    (plan.out / COST).write_text(json.dumps({**facts, "plan": plan.content["hash"], "sides": rows}))
+    costs = {**dict.fromkeys(names, step), BASELINE: base}
+    write_record(plan.out / COST, Cost(plan=plan.hash, variants=costs, **facts))
 
 
 def with_curves(plan):
@@ -200,7 +226,7 @@ def ladder(tmp_path):
             **more,
         }
         asked["variants"] = {name: {} for name in effects}
-        made = ladder_of(asked, "the file", "test")
+        made = experiment_of(asked, "the file", "test")
         freeze_ladder(made, COMPUTES)
         for place, size in enumerate(made.sizes):
             train_size(made, size, {name: values[place] for name, values in effects.items()}, base[place] - 3.0)
@@ -211,11 +237,13 @@ def ladder(tmp_path):
 
 def train_size(ladder, size, effects, level):
     """The experiment of a size, done by the stand-in; a text instead of an effect: its seeds that diverge."""
-    (ladder.out / SIZES).mkdir(parents=True, exist_ok=True)
     variants = {
         name: {"effect": level, "diverges": effect} if isinstance(effect, list) else {"effect": level + effect}
         for name, effect in effects.items()
     }
     base, null = {"effect": level}, {"effect": level + 0.002}
-    looks, out = [ladder.pairs], f"{SIZES}/{size}"
-    work(frozen(ladder.out, variants, looks=looks, out=out, base=base, null=null, delta=0.01).out)
+    work(
+        frozen(
+            Path(ladder.folder), variants, looks=ladder.looks, out=f"{SIZES}/{size}", base=base, null=null, delta=0.01
+        ).out
+    )

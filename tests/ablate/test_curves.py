@@ -15,7 +15,7 @@ def test_curves_are_compared_in_pairs_and_at_equal_time(done):
     assert steps == [3, 6]
     assert differences.shape == (4, 2)
     assert differences[:, -1] == pytest.approx([-0.5, -0.5005, -0.501, -0.5], abs=1e-6)
-    sides = report_of(loaded)["cost"]["sides"]
+    sides = report_of(loaded)["cost"]["variants"]
     # when the variant ends, after 3 s, the baseline is at step 3: its loss is 1 above its end
     assert curves.at_equal_time("a", sides) == pytest.approx(-1.500375, abs=1e-5)
     assert curves.at_equal_time("lost", sides) == pytest.approx(-1.0, abs=1e-5)  # of its seed that did not
@@ -23,7 +23,7 @@ def test_curves_are_compared_in_pairs_and_at_equal_time(done):
 
 def test_no_loss_is_made_up_before_the_first_validation(done):
     loaded = load_experiment(done.out)
-    sides = report_of(loaded)["cost"]["sides"]
+    sides = report_of(loaded)["cost"]["variants"]
     sides["a"]["step_s"] = 0.4  # it ends after 2.4 s; the baseline is first validated after 3 s
     assert curves_of(loaded).at_equal_time("a", sides) is None
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.ablate.experiment import LOOKS, Experiment, experiment_of
+from lightning_llm.ablate.experiment import LOOKS, EProcess, Experiment, experiment_of, replace
+from lightning_llm.ablate.tuning import Grid
+from lightning_llm.io.records import read_record, write_record
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {path: yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / "examples" / "ablations").glob("*.yaml")}
@@ -58,11 +60,17 @@ def test_pairs_cut_the_looks():
 
 def test_the_first_metric_decides():
     found = experiment_of({**BASE, "metrics": ["recall_loss", "val_loss", "other_loss"]}, "f", "f")
-    assert (found.metric, found.secondary) == ("recall_loss", ["val_loss", "other_loss"])
-    assert experiment_of(BASE, "f", "f").plan_fields["secondary"] == []
-    assert Experiment.in_plan(found.plan_fields, "f").plan_fields == found.plan_fields
-    before = {name: value for name, value in found.plan_fields.items() if name != "secondary"}
-    assert Experiment.in_plan(before, "f").secondary == []
+    assert (found.metric, found.secondary) == ("recall_loss", ("val_loss", "other_loss"))
+    assert experiment_of(BASE, "f", "f").secondary == ()
+
+
+def test_an_experiment_is_read_back_as_it_was_written(tmp_path):
+    content = {**BASE, "tune": {"option": RATE}, "half_width": 0.1, "options": {"a": [1, None]}, "delta": None}
+    written = experiment_of(content, "f", "f")
+    stopped = replace(written, stop=EProcess(threshold=20.0, most=24, first_confirming_seed=900), because="why")
+    for experiment in (written, stopped):
+        write_record(tmp_path / "experiment.json", experiment)
+        assert read_record(tmp_path / "experiment.json", Experiment) == experiment
 
 
 def test_parameters_are_matched_by_an_option():
@@ -116,6 +124,7 @@ def test_parameters_are_matched_by_an_option():
         ),
         ({"tune": {"option": RATE}, "seeds": {"first": 101}}, "seeds 100 to 101 belong to tuning"),
         ({"seeds": 3}, "seeds is 3, expected an object"),
+        ({"predict": "100k"}, "predict is a key of a ladder: give sizes too, or leave it out"),
     ],
 )
 def test_a_mistake_is_one_line(change, says):
@@ -133,10 +142,10 @@ def test_the_name_of_a_file_is_the_name_of_an_experiment_under_the_same_rule():
 
 def test_the_grid_of_a_tuned_option_has_a_default():
     found = experiment_of({**BASE, "tune": {"option": RATE}}, "f", "f")
-    assert found.tune == {"option": RATE, "factors": [0.5, 0.71, 1.0, 1.41, 2.0], "seeds": 2}
+    assert found.tune == Grid(option=RATE, factors=(0.5, 0.71, 1.0, 1.41, 2.0), seeds=2)
 
 
-def test_the_runs_of_tuned_arms_are_counted_twice_and_with_the_grid():
+def test_the_runs_of_tuned_variants_are_counted_twice_and_with_the_grid():
     content = {**BASE, "variants": {"a": {"x": 1}, "b": {"x": 2}}, "looks": [4, 8]}
     assert experiment_of(content, "f", "f").most_runs() == 1 + 4 + 3 * 8
     tuned = experiment_of({**content, "tune": {"option": RATE, "factors": [0.5, 1, 2], "seeds": 3}}, "f", "f")
@@ -148,7 +157,7 @@ def test_the_runs_of_tuned_arms_are_counted_twice_and_with_the_grid():
 @pytest.mark.parametrize(
     ("variants", "seeds", "runs"),
     [
-        (60, 2, 1 + 8 + 61 * 2000 + 61 * (5 + 12 + 1) * 2),  # most of them compare the tuned arms
+        (60, 2, 1 + 8 + 61 * 2000 + 61 * (5 + 12 + 1) * 2),  # most of them compare the tuned variants
         (20, 200, 1 + 8 + 21 * 2000 + 21 * (5 + 12 + 1) * 200),  # most of them are of a grid that grows
     ],
 )

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.experiment import Experiment, Looks
 from lightning_llm.ablate.extension import extension_of
-from lightning_llm.ablate.next_runs import Added, RunKey, State
+from lightning_llm.ablate.next_runs import Extension, RunKey, State
+from lightning_llm.ablate.tuning import Grid
 
-TUNE = {"option": "model.optimizer.init_args.lr", "factors": (0.5, 1.0, 2.0), "seeds": 2}
+TUNE = Grid(option="model.optimizer.init_args.lr", factors=(0.5, 1.0, 2.0), seeds=2)
 
 
 def state(needed=(), unfinished=("a",), tuned=None, **pairs):
@@ -20,7 +21,7 @@ def state(needed=(), unfinished=("a",), tuned=None, **pairs):
 
 def loaded(reached, **options):
     """An experiment with two variants and planned looks at 4 and 8 pairs; further ones are at 12, 18, and 27."""
-    experiment = Experiment(name="test", variants={"a": {}, "b": {}}, looks=(4, 8), **options)
+    experiment = Experiment(name="test", variants={"a": {}, "b": {}}, stop=Looks(pairs=(4, 8)), **options)
     return SimpleNamespace(plan=SimpleNamespace(out=Path("an out"), experiment=experiment), state=reached)
 
 
@@ -30,14 +31,14 @@ def loaded(reached, **options):
 )
 def test_added_pairs_reach_the_first_look_that_has_them(pairs, variants, look):
     ended = state(a=8, b=4)  # b has a verdict
-    assert extension_of(loaded(ended), pairs, variants) == (Added(pairs, variants), look)
+    assert extension_of(loaded(ended), pairs, variants) == (Extension(pairs, variants and tuple(variants)), look)
 
 
 def test_the_comparison_of_tuned_arms_may_reach_a_later_look():
     ended = state(a=8, tuned=state(a=12))
-    assert extension_of(loaded(ended), 1, None) == (Added(1, None), 18)
+    assert extension_of(loaded(ended), 1, None) == (Extension(1, None), 18)
     decided = state(unfinished=(), a=8, tuned=state(a=12))
-    assert extension_of(loaded(decided), 1, None) == (Added(1, None), 18)
+    assert extension_of(loaded(decided), 1, None) == (Extension(1, None), 18)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ import json
 import pytest
 
 from lightning_llm.ablate import history
+from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, Spread, earlier, siblings, spread_in, spread_of
+from lightning_llm.ablate.plan import PlannedVariant, PlanRecord
+from lightning_llm.io.records import write_record
 
 NOISE = {"null_sd": 0.02, "null": {"noise": {"sd_interval": [0.01, 0.05]}}}
 
@@ -19,7 +22,10 @@ def add(tmp_path):
         for run in runs:
             (folder / "runs" / run).mkdir(parents=True)
         folder.mkdir(exist_ok=True)
-        (folder / "plan.json").write_text(json.dumps({"asked_configs": {"baseline": config}, "metric": metric}))
+        experiment = Experiment(name=name, variants={"a": {}}, metric=metric)
+        variants = {"baseline": PlannedVariant()}
+        record = PlanRecord(experiment=experiment, variants=variants, program="fit", asked={"baseline": config})
+        write_record(folder / "plan.json", record)
         if aa is not None:
             (folder / "report.json").write_text(json.dumps({"metric": metric, "aa": aa}))
         return folder
@@ -53,7 +59,7 @@ def test_of_very_many_the_last_are_looked_at(add, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("aa", "spread"),
     [
-        (NOISE, Spread(0.02, "first", [0.01, 0.05])),
+        (NOISE, Spread(0.02, "first", (0.01, 0.05))),
         ({"null_sd": 0.02, "null": None}, Spread(0.02, "first")),
         ({"null_sd": 0.02, "null": {"noise": None}}, Spread(0.02, "first")),
         ({"null_sd": None}, None),

@@ -1,24 +1,27 @@
-"""What three sizes say of a fourth, in a report and on its page; and promises that are kept or not."""
+"""What three sizes say of a fourth, in a report and on its page; and stored predictions that are right or not."""
 
 import json
 import math
 import shutil
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.ladder import PROMISES, promise_of, read_ladder, store_promise
+from lightning_llm.ablate.ladder import folder_of_size, prediction_of, read_ladder, store_prediction, with_further
 from lightning_llm.ablate.ladder_report import (
     NO_BEND,
     ladder_report,
     lines_of,
+    prediction_for,
     predictions,
-    promise_for,
     table_of,
     write_ladder_report,
 )
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.tuning import Grid
 from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, predict
 from tests.ablate.conftest import COMPUTES, frozen, train_size, work
 
@@ -31,7 +34,7 @@ def differences_of(row):
 
 def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
     made = ladder({"same": [-0.1, -0.1, -0.1], "gone": [-0.4, -0.1, -0.025], "turned": [-0.2, -0.1, 0.0]})
-    report = ladder_report(*read_ladder(made.out))
+    report = ladder_report(*read_ladder(Path(made.folder)))
     assert report["has_ended"]
     assert {name: row["answer"] for name, row in report["ladder"].items()} == {
         "same": "holds",
@@ -41,7 +44,7 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
     rows = report["ladder"]["same"]["sizes"]
     assert [row["size"] for row in rows] == ["25k", "50k", "100k"]
     assert [row["compute"] for row in rows] == [COMPUTES[size] for size in made.sizes]
-    sizes = {size: report_of(load_experiment(made.folder(size))) for size in made.sizes}
+    sizes = {size: report_of(load_experiment(folder_of_size(made, size))) for size in made.sizes}
     every = [
         AtSize(math.log(COMPUTES[size], 4), row["difference"], row["sd"], row["pairs"])
         for size, each in sizes.items()
@@ -66,19 +69,19 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
     assert NO_BEND in lines
 
 
-def test_at_the_smallest_size_the_tuned_arms_are_compared(ladder, tmp_path):
+def test_at_the_smallest_size_the_tuned_variants_are_compared(ladder, tmp_path):
     option = "model.optimizer.init_args.lr"
-    tune = {"option": option, "factors": [0.5, 1.0, 2.0], "seeds": 1}
-    made = ladder({"a": [-0.1, -0.1, -0.1]}, tune=tune)
-    shutil.rmtree(made.folder("25k"))
-    arms = {"baseline": {"effect": 0.3, "lr": 0.01, "best": 0.02}, "a": {"effect": 0.2, "lr": 0.01, "best": 0.005}}
-    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 0.01} for name in (*arms, "null")}
-    looks, out, base = [4], "sizes/25k", arms["baseline"]
-    plan = frozen(made.out, {"a": arms["a"]}, looks, 0.01, out, base, base, tune=tune, sides=sides)
-    assert ladder_report(*read_ladder(made.out))["tuned"] is None  # not yet
-    assert ladder_report(*read_ladder(made.out))["ladder"]["a"]["sizes"][0]["difference"] is None
+    tune = Grid(option=option, factors=(0.5, 1.0, 2.0), seeds=1)
+    made = ladder({"a": [-0.1, -0.1, -0.1]}, tune=msgspec.to_builtins(tune) | {"factors": [0.5, 1.0, 2.0]})
+    shutil.rmtree(folder_of_size(made, "25k"))
+    variants = {"baseline": {"effect": 0.3, "lr": 0.01, "best": 0.02}, "a": {"effect": 0.2, "lr": 0.01, "best": 0.005}}
+    planned = {name: {"tuned": 0.01} for name in (*variants, "null")}
+    looks, out, base = [4], "sizes/25k", variants["baseline"]
+    plan = frozen(Path(made.folder), {"a": variants["a"]}, looks, 0.01, out, base, base, tune=tune, planned=planned)
+    assert ladder_report(*read_ladder(Path(made.folder)))["tuned"] is None  # not yet
+    assert ladder_report(*read_ladder(Path(made.folder)))["ladder"]["a"]["sizes"][0]["difference"] is None
     work(plan.out)
-    report = ladder_report(*read_ladder(made.out))
+    report = ladder_report(*read_ladder(Path(made.folder)))
     assert report["tuned"] == {"option": option, "size": "25k", "factors": {"baseline": 2.0, "a": 0.5}}
     first, untuned = report["ladder"]["a"]["sizes"][0], report_of(load_experiment(plan.out))
     assert first["difference"] == pytest.approx(-0.1, abs=0.001)
@@ -92,7 +95,7 @@ def test_at_the_smallest_size_the_tuned_arms_are_compared(ladder, tmp_path):
 
 def test_the_multiplier_is_the_compute_that_gives_the_same_loss(ladder):
     made = ladder({"a": [-0.5, -0.25, 0.0]}, base=(3.0, 2.5, 2.25))
-    report = ladder_report(*read_ladder(made.out))
+    report = ladder_report(*read_ladder(Path(made.folder)))
     rows = report["ladder"]["a"]["sizes"]
     # the baseline falls by 0.5 for 4 times the compute, then by 0.25; at the size between them by their mean
     assert rows[0]["multiplier"] == pytest.approx(4, rel=0.01)
@@ -105,56 +108,52 @@ def test_the_multiplier_is_the_compute_that_gives_the_same_loss(ladder):
 
 def test_a_size_with_a_diverged_run_has_no_difference_and_two_sizes_predict_nothing(ladder):
     made = ladder({"lost": [-0.1, [1], -0.1], "same": [-0.1, -0.1, -0.1]})
-    report = ladder_report(*read_ladder(made.out))
+    report = ladder_report(*read_ladder(Path(made.folder)))
     assert report["ladder"]["lost"]["sizes"][1]["difference"] is None
     assert report["ladder"]["lost"]["answer"] is None
     assert report["ladder"]["same"]["answer"] == "holds"
     assert "lost at 200k (6.7e+07 FLOPs): no prediction, which needs a difference at three sizes" in lines_of(report)[0]
-    write_ladder_report(*read_ladder(made.out))  # the page can be drawn
+    write_ladder_report(*read_ladder(Path(made.folder)))  # the page can be drawn
 
 
-def test_a_promise_is_kept_or_not_and_never_rewritten(ladder):
+def test_a_stored_prediction_is_right_or_not_and_never_rewritten(ladder):
     made = ladder({"same": [-0.1, -0.1, -0.1], "bends": [-0.1, -0.1, -0.1]})
-    promise = promise_for(made, COMPUTES)
-    digest = store_promise(made, promise)
-    other = {**promise, "variants": {}}
-    assert store_promise(made, other) == digest  # the first one stays
-    assert promise_of(made, "200k")["variants"].keys() == {"same", "bends"}
-    waiting = ladder_report(*read_ladder(made.out))
-    assert [row["hit"] for row in waiting["promises"][0]["variants"].values()] == [None, None]
+    prediction = prediction_for(made, COMPUTES)
+    assert store_prediction(made, prediction) == prediction
+    assert store_prediction(made, msgspec.structs.replace(prediction, variants={})) == prediction  # the first one stays
+    assert prediction_of(made, "200k").variants.keys() == {"same", "bends"}
+    assert prediction_of(made, "200k").hash == prediction.hash
+    waiting = ladder_report(*read_ladder(Path(made.folder)))
+    assert [row["hit"] for row in waiting["predictions"][0]["variants"].values()] == [None, None]
     assert waiting["target"] is not None
     train_size(made, "200k", {"same": -0.1, "bends": 0.2}, -0.9)
-    report = ladder_report(*read_ladder(made.out))
-    assert {name: row["hit"] for name, row in report["promises"][0]["variants"].items()} == {
+    report = ladder_report(*read_ladder(Path(made.folder)))
+    assert {name: row["hit"] for name, row in report["predictions"][0]["variants"].items()} == {
         "same": True,
         "bends": False,
     }
+    assert report["predictions"][0]["hash"] == prediction.hash
     assert report["target"] is None
     lines = lines_of(report)
-    assert any(line.startswith("same at 200k: hit: promised -0.1") for line in lines)
+    assert any(line.startswith("same at 200k: hit: predicted -0.1") for line in lines)
     assert any(line.startswith("bends at 200k: miss: ") and line.endswith("observed +0.2002.") for line in lines)
-    further = made.with_target("400k", ["200k"])
-    assert further.sizes == ("25k", "50k", "100k", "200k")
-    path = made.out / PROMISES / "200k.json"
-    path.write_text(path.read_text().replace('"pairs": 4', '"pairs": 5'))
-    with pytest.raises(ValueError, match=r"200k\.json was changed after the start: restore it"):
-        ladder_report(*read_ladder(made.out))
+    assert with_further(made, "400k", ["200k"]).sizes == ("25k", "50k", "100k", "200k")
 
 
 def test_the_page_shows_names_as_text(ladder):
     made = ladder({"<b>$x$&": [-0.1, -0.1, -0.1]})
-    _, page = write_ladder_report(*read_ladder(made.out))
+    _, page = write_ladder_report(*read_ladder(Path(made.folder)))
     html = page.read_text(encoding="utf-8")
     assert "&lt;b&gt;$x$&amp;" in html
     assert "<b>" not in html
     assert html.count("<svg") == 1
     assert "sizes/100k/report.html" in html
-    assert json.loads((made.out / "report.json").read_text())["ladder"]["<b>$x$&"]["answer"] == "holds"
+    assert json.loads((Path(made.folder) / "report.json").read_text())["ladder"]["<b>$x$&"]["answer"] == "holds"
 
 
 def test_without_a_target_the_sizes_are_shown_alone(ladder):
     made = ladder({"a": [-0.1, -0.1, -0.1]}, predict=None)
-    report = ladder_report(*read_ladder(made.out))
+    report = ladder_report(*read_ladder(Path(made.folder)))
     assert report["target"] is None
     assert report["ladder"]["a"]["answer"] is None
     shares = "95% each, 95% for all variants of a size together"
@@ -162,7 +161,7 @@ def test_without_a_target_the_sizes_are_shown_alone(ladder):
 
 
 def test_intervals_of_several_variants_say_what_each_is(ladder):
-    report = ladder_report(*read_ladder(ladder({"a": [-0.1] * 3, "b": [0.1] * 3}, predict=None).out))
+    report = ladder_report(*read_ladder(Path(ladder({"a": [-0.1] * 3, "b": [0.1] * 3}, predict=None).folder)))
     assert "97.5% each, 95% for all variants of a size together" in lines_of(report)[-1]
 
 
@@ -172,13 +171,13 @@ def test_a_pair_whose_baseline_diverged_does_not_count(tmp_path):
     sizes = dict.fromkeys(("25k", "50k", "100k"), report)
     lost = {**sizes, "100k": {**report, "variants": {"a": {**row, "baseline_diverged": 6}}}}
     whole, fewer = (predictions(each, COMPUTES, "200k", 8)["a"] for each in (sizes, lost))
-    assert fewer["interval"][1] - fewer["interval"][0] > 1.2 * (whole["interval"][1] - whole["interval"][0])
+    assert fewer.interval[1] - fewer.interval[0] > 1.2 * (whole.interval[1] - whole.interval[0])
 
 
-def test_a_promise_of_a_variant_that_diverged_has_no_observation(ladder):
+def test_a_prediction_of_a_variant_that_diverged_has_no_observation(ladder):
     made = ladder({"a": [-0.1, -0.1, -0.1]})
-    store_promise(made, promise_for(made, COMPUTES))
-    assert any("not observed yet" in line for line in lines_of(ladder_report(*read_ladder(made.out))))
+    store_prediction(made, prediction_for(made, COMPUTES))
+    assert any("not observed yet" in line for line in lines_of(ladder_report(*read_ladder(Path(made.folder)))))
     train_size(made, "200k", {"a": [0, 1, 2, 3]}, 0.0)
-    lines = lines_of(ladder_report(*read_ladder(made.out)))
+    lines = lines_of(ladder_report(*read_ladder(Path(made.folder))))
     assert any("no difference was observed, since a run failed to train" in line for line in lines)

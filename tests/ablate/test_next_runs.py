@@ -1,22 +1,21 @@
 """What an experiment needs next, from its plan and the runs that have ended."""
 
-import dataclasses
 import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.next_runs import Added, RunKey, state_of
+from lightning_llm.ablate.experiment import Experiment, Looks, replace
+from lightning_llm.ablate.next_runs import Extension, RunKey, state_of
 
-EXPERIMENT = Experiment(name="test", variants={"a": {}, "b": {}}, looks=(4, 6), delta=None, alpha=0.05)
+EXPERIMENT = Experiment(name="test", variants={"a": {}, "b": {}}, stop=Looks(pairs=(4, 6)), delta=None, alpha=0.05)
 
 
-def losses(pairs, effects, sides=("baseline", "null", "a", "b"), first=0):
-    """The same noise on both sides but for a little: an effect of 1 is found with four pairs, one of 0 with none."""
+def losses(pairs, effects, names=("baseline", "null", "a", "b"), first=0):
+    """The same noise for all but for a little: an effect of 1 is found with four pairs, one of 0 with none."""
     found = {RunKey("baseline-again", first): 3.0}
     for seed in range(first, first + pairs):
-        for name in sides:
+        for name in names:
             found[RunKey(name, seed)] = (
                 3.0 + 0.1 * seed + effects.get(name, 0.0) + 1e-4 * (-1) ** seed * (name != "baseline")
             )
@@ -38,10 +37,10 @@ def test_the_same_again_comes_first_then_the_seeds_of_the_first_look():
 
 
 def test_seeds_begin_where_the_plan_says():
-    state = state_of(dataclasses.replace(EXPERIMENT, first_seed=1000), {})
+    state = state_of(replace(EXPERIMENT, first_seed=1000), {})
     assert names(state.needed)[:3] == ["baseline,seed=1000", "baseline-again,seed=1000", "null,seed=1000"]
     assert state.needed[-1] == RunKey("b", 1003)
-    ended = state_of(dataclasses.replace(EXPERIMENT, first_seed=1000), losses(4, {"a": -1.0, "b": 1.0}, first=1000))
+    ended = state_of(replace(EXPERIMENT, first_seed=1000), losses(4, {"a": -1.0, "b": 1.0}, first=1000))
     assert (ended.needed, ended.verdicts["a"].verdict) == ([], "better")
 
 
@@ -67,19 +66,21 @@ def test_it_ends_when_all_verdicts_are_in():
 
 
 def test_a_goal_of_half_width_takes_more_pairs_than_a_verdict():
-    state = state_of(dataclasses.replace(EXPERIMENT, half_width=1e-9), losses(4, {"a": -1.0, "b": 1.0}))
+    state = state_of(replace(EXPERIMENT, stop=Looks(pairs=(4, 6), half_width=1e-9)), losses(4, {"a": -1.0, "b": 1.0}))
     assert {run.name for run in state.needed} == {"baseline", "a", "b"}
-    assert state_of(dataclasses.replace(EXPERIMENT, half_width=0.1), losses(4, {})).needed == []
+    assert state_of(replace(EXPERIMENT, stop=Looks(pairs=(4, 6), half_width=0.1)), losses(4, {})).needed == []
 
 
 def test_it_ends_when_the_seeds_are_used_up_and_continues_with_added_ones():
     ended = losses(6, {"a": -1.0})
     state = state_of(EXPERIMENT, ended)
     assert (state.needed, state.unfinished, state.look) == ([], ["b"], 6)
-    more = state_of(EXPERIMENT, ended, added=[Added(2), Added(5)])  # up to further looks, at 9 and 14 pairs
+    more = state_of(
+        EXPERIMENT, ended, extensions=[Extension(2), Extension(5)]
+    )  # up to further looks, at 9 and 14 pairs
     assert names(more.needed)[:4] == ["baseline,seed=6", "b,seed=6", "baseline,seed=7", "b,seed=7"]
     assert (len(more.needed), more.look) == (6, 9)
-    state = state_of(EXPERIMENT, losses(14, {"a": -1.0}), added=[Added(2), Added(5)])
+    state = state_of(EXPERIMENT, losses(14, {"a": -1.0}), extensions=[Extension(2), Extension(5)])
     assert state.needed == []
     assert state.verdicts["a"].pairs == 4  # it was decided before
     assert (state.verdicts["b"].pairs, state.verdicts["b"].rule) == (14, "look 4")
@@ -87,9 +88,9 @@ def test_it_ends_when_the_seeds_are_used_up_and_continues_with_added_ones():
 
 def test_pairs_are_added_for_a_variant_that_has_a_verdict():
     ended = losses(4, {"a": -1.0, "b": 1.0})
-    more = state_of(EXPERIMENT, ended, added=[Added(2, ["b"])])
+    more = state_of(EXPERIMENT, ended, extensions=[Extension(2, ("b",))])
     assert names(more.needed) == ["baseline,seed=4", "b,seed=4", "baseline,seed=5", "b,seed=5"]
-    state = state_of(EXPERIMENT, losses(6, {"a": -1.0, "b": 1.0}), added=[Added(2, ["b"])])
+    state = state_of(EXPERIMENT, losses(6, {"a": -1.0, "b": 1.0}), extensions=[Extension(2, ("b",))])
     assert (state.verdicts["a"].pairs, state.verdicts["b"].pairs) == (4, 6)
     assert state.verdicts["b"].rule == "look 2"  # six pairs were planned, whoever asks for them
     assert state.needed == []
@@ -99,7 +100,7 @@ def test_each_variant_gets_the_seeds_up_to_its_own_look():
     ended = losses(6, {"a": -1.0})  # decided after 4 pairs, b not after 6
     for seed in (4, 5):
         del ended[RunKey("a", seed)]
-    more = state_of(EXPERIMENT, ended, added=[Added(2, ["a", "b"])])
+    more = state_of(EXPERIMENT, ended, extensions=[Extension(2, ("a", "b"))])
     assert names(more.needed) == [
         "a,seed=4",
         "a,seed=5",
@@ -129,23 +130,23 @@ def test_a_null_run_that_diverged_changes_no_verdict():
 
 
 EFFECTS = st.fixed_dictionaries({name: st.sampled_from([-1.0, -1e-4, 0.0, 1.0]) for name in ("a", "b")})
-ADDED = st.lists(st.builds(Added, st.integers(1, 5), st.sampled_from([None, ["a"], ["a", "b"]])), max_size=2)
+EXTENSIONS = st.lists(st.builds(Extension, st.integers(1, 5), st.sampled_from([None, ("a",), ("a", "b")])), max_size=2)
 
 
 @settings(deadline=None, max_examples=60)
-@given(EFFECTS, ADDED, st.integers(0, 2**31), st.floats(0, 0.2))
-def test_it_ends_whatever_ends_first_and_what_it_did_not_need_changes_nothing(effects, added, seed, lost):
+@given(EFFECTS, EXTENSIONS, st.integers(0, 2**31), st.floats(0, 0.2))
+def test_it_ends_whatever_ends_first_and_what_it_did_not_need_changes_nothing(effects, extensions, seed, lost):
     rng = random.Random(seed)
     results = {run: None if rng.random() < lost else loss for run, loss in losses(40, effects).items()}
     results[RunKey("baseline-again", 0)] = 3.0
     ended = {}
     for _ in range(400):
-        state = state_of(EXPERIMENT, ended, added=added)
+        state = state_of(EXPERIMENT, ended, extensions=extensions)
         if not state.needed:
             break
         assert not set(state.needed) & ended.keys()
         some = rng.sample(state.needed, rng.randint(1, len(state.needed)))
         ended |= {run: results[run] for run in some}
     assert state.needed == []
-    assert state == state_of(EXPERIMENT, results, added=added)
+    assert state == state_of(EXPERIMENT, results, extensions=extensions)
     assert all(verdict.pairs in state.looks for verdict in state.verdicts.values())

@@ -29,7 +29,7 @@ def test_the_page_needs_nothing_else_and_escapes_names(done):
 def test_the_page_compares_with_the_delta_of_the_experiment(done):
     report = report_of(load_experiment(done.out))
     for name, pace in PACES.items():
-        report["cost"]["sides"][name] |= pace | dict.fromkeys(("step_p20_s", "step_p80_s"), pace["step_s"])
+        report["cost"]["variants"][name] |= pace | dict.fromkeys(("step_p20_s", "step_p80_s"), pace["step_s"])
     curves = curves_with(20, 60, 100)  # off by about 0.008
     assert "<td>1</td><td>–</td></tr>" in row_of("".join(sections_of(report, curves)), "a")
     assert "<td>1</td><td>-0." in row_of("".join(sections_of(report | {"delta": 0.1}, curves)), "a")

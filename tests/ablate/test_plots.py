@@ -86,7 +86,7 @@ def test_tuning_leaves_out_what_diverged(axes):
         "baseline": {"values": [1.0, 2.0, 4.0], "losses": [3.2, 3.0, None], "best": 2.0},
         "a": {"values": [1.0, 2.0, 4.0], "losses": [None] * 3, "best": None},
     }
-    tuning_curves(axes, {**REPORT, "tuning": {"option": "lr", "sides": sides}})
+    tuning_curves(axes, {**REPORT, "tuning": {"option": "lr", "variants": sides}})
     (curve, best) = axes[0].lines
     assert np.allclose(curve.get_xydata(), [(1.0, 3.2), (2.0, 3.0)])
     assert list(best.get_xdata()) == [2.0, 2.0]
@@ -98,7 +98,7 @@ def test_costs_are_those_of_a_whole_run(axes):
     row = {"mean": 3.0, "sd_over_seeds": 0.01, "steps": 100}
     variants = {"a": {**row, "difference": -0.5}, "b": {**row, "difference": None}}
     sides = {"baseline": step, "a": {**step, "peak_bytes": None}, "b": step}
-    costs(axes, {**REPORT, "baseline": row, "variants": variants, "cost": {"sides": sides}})
+    costs(axes, {**REPORT, "baseline": row, "variants": variants, "cost": {"variants": sides}})
     times, peaks = ([tuple(map(float, c[0].get_xydata()[0])) for c in axis.containers] for axis in axes)
     assert times == [(50.0, 3.0), (50.0, 2.5)]  # b has no loss
     assert peaks == [(3.0, 3.0)]  # MiB; that of a is not known

@@ -4,7 +4,7 @@ import re
 
 from lightning_llm.ablate import progress
 from lightning_llm.ablate.curves import curves_of
-from lightning_llm.ablate.next_runs import Added, RunKey
+from lightning_llm.ablate.next_runs import Extension, RunKey
 from lightning_llm.ablate.page import sections_of
 from lightning_llm.ablate.progress import Display
 from lightning_llm.ablate.report import report_of
@@ -44,7 +44,7 @@ def test_progress_counts_the_pairs_that_are_added(experiment):
     """The same with a variant that has no verdict and gets no pairs."""
     plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0}}, looks=(4,))
     work(plan.out)
-    plan.add(Added(2, ["a"]))
+    plan.extend(Extension(2, ("a",)))
     before = losses_of(load_experiment(plan.out).results)
     work(plan.out)
     all_losses = losses_of(load_experiment(plan.out).results)

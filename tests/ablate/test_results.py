@@ -6,19 +6,21 @@ import pytest
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.fit.program import Fit
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan import Plan, PlannedVariant, PlanRecord
 from lightning_llm.ablate.progress import run_in_words
 from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch, load_experiment
+from lightning_llm.ablate.tuning import Grid
 from lightning_llm.runs.directory import WINDOWS
 from tests.ablate.conftest import work
 
-LONGER = {name: {"steps": 6 + (name == "a"), "tokenizer": "t"} for name in ("baseline", "null", "a")}
+LONGER = {"a": {"steps": 7}}
 A = {"effect": -0.5}
 
 
 @pytest.mark.parametrize(
-    ("a", "null", "sides", "says"),
+    ("a", "null", "planned", "says"),
     [
         ({}, {"embed": "07"}, None, "their initial values differ: embed"),
         ({"drawn": "07"}, {}, None, r"their initial values differ: layers\.0\.mlp\.up"),  # only the null variant may
@@ -28,16 +30,17 @@ A = {"effect": -0.5}
         ({}, {"precision": "bf16-true"}, None, "their precision differs: 32-true and bf16-true"),
     ],
 )
-def test_runs_that_are_no_pair_stop_the_experiment(experiment, a, null, sides, says):
-    plan = experiment({"a": {**A, **a}}, null=null, **({} if sides is None else {"sides": sides}))
+def test_runs_that_are_no_pair_stop_the_experiment(experiment, a, null, planned, says):
+    plan = experiment({"a": {**A, **a}}, null=null, planned=planned)
     with pytest.raises(ValueError, match=f"are no pair: {says}"):
         work(plan.out)
 
 
-def test_only_the_precision_that_the_experiment_varies_may_differ(tmp_path):
-    sides = {name: {"steps": 6, "tokenizer": "t"} for name in ("baseline", "a", "b")}
+def test_only_what_the_plan_excuses_may_differ(tmp_path):
+    variants = {name: PlannedVariant(steps=6, tokenizer="t") for name in ("baseline", "b")}
+    variants["a"] = PlannedVariant(steps=6, tokenizer="t", excused=("precision",))
     asked = Experiment(name="test", variants={"a": {"trainer.precision": "bf16-true"}, "b": {}})
-    plan = Plan(tmp_path, {"sides": sides}, asked)
+    plan = Plan(tmp_path, PlanRecord(experiment=asked, variants=variants, program="fit"))
     summary = {"steps": 6, "batches": "1", "validation_batches": "2", "initial_values": {"embed": "2 float32 00"}}
     base = Result(RunKey("baseline", 0), tmp_path, 3.0, "", {**summary, "precision": "32-true", "threads": 1})
     for name, precision, threads, says in (
@@ -46,7 +49,7 @@ def test_only_the_precision_that_the_experiment_varies_may_differ(tmp_path):
         ("b", "bf16-true", 1, "their precision differs: 32-true and bf16-true"),
     ):
         other = Result(RunKey(name, 0), tmp_path, 3.0, "", {**base.summary, "precision": precision, "threads": threads})
-        assert _mismatch(plan, base, other) == says
+        assert _mismatch(plan, Fit(plan), base, other) == says
 
 
 RECORD = {"step": 6, "windows": [8, 3], "tokens": [64, 20], "nats": [1.5, -0.25]}
@@ -105,9 +108,9 @@ def test_a_variant_of_another_depth_is_a_pair(experiment):
 
 
 def test_tuned_runs_without_an_untuned_baseline_are_compared_with_the_tuned_one(experiment):
-    tune = {"option": "model.optimizer.init_args.lr", "factors": [0.5, 1.0, 2.0], "seeds": 1}
-    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 0.01} for name in ("baseline", "null", "a")}
-    plan = experiment({"a": {"effect": -0.5, "batches": "other"}}, tune=tune, sides=sides)
+    tune = Grid(option="model.optimizer.init_args.lr", factors=(0.5, 1.0, 2.0), seeds=1)
+    planned = {name: {"tuned": 0.01} for name in ("baseline", "null", "a")}
+    plan = experiment({"a": {"effect": -0.5, "batches": "other"}}, tune=tune, planned=planned)
     for name, batches in (("baseline,lr=0.02", "2"), ("a,lr=0.02", "other")):  # the untuned ones ended at seed 2
         folder = plan.run_dir(RunKey(name, 2))
         folder.mkdir(parents=True)
@@ -119,9 +122,8 @@ def test_tuned_runs_without_an_untuned_baseline_are_compared_with_the_tuned_one(
         load_experiment(plan.out)
 
 
-def test_other_batches_are_a_pair_where_the_plan_gives_the_sides_other_steps(experiment):
-    sides = {name: {"steps": 6 + (name == "a"), "tokenizer": "t"} for name in ("baseline", "null", "a")}
-    plan = experiment({"a": {"effect": -0.5, "batches": "other", "steps": 7}}, sides=sides)
+def test_other_batches_are_a_pair_where_the_plan_gives_a_variant_other_steps(experiment):
+    plan = experiment({"a": {"effect": -0.5, "batches": "other", "steps": 7}}, planned=LONGER)
     work(plan.out)
     assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"
 
@@ -136,8 +138,8 @@ def test_other_batches_are_a_pair_where_the_plan_gives_the_sides_other_steps(exp
 )
 def test_a_run_that_is_no_better_than_guessing_failed_to_train(experiment, capsys, effect, failure):
     """A finite loss of 7.5 would be an outlier that hides everything: no mean has it."""
-    sides = {name: {"steps": 6, "tokenizer": "t", "chance": 4.17} for name in ("baseline", "null", "a")}
-    plan = experiment({"a": {"effect": effect}}, sides=sides)
+    planned = {name: {"chance": 4.17} for name in ("baseline", "null", "a")}
+    plan = experiment({"a": {"effect": effect}}, planned=planned)
     work(plan.out)
     loaded = load_experiment(plan.out)
     assert loaded.results[RunKey("a", 0)].failure == failure

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from lightning_llm.ablate import claims, runner
+from lightning_llm.ablate.fit import program
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import RUNS
-from lightning_llm.ablate.results import Replay, load_experiment
+from lightning_llm.ablate.plan import RUNS, Replay
+from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.runner import Runner
 from lightning_llm.ablate.slots import Slot
 from lightning_llm.io.atomic import remove_path
@@ -104,7 +105,7 @@ def processes(monkeypatch):
     """``processes(kind)``: runs of this class in the place of real ones, which end at once."""
 
     def use(kind):
-        monkeypatch.setattr(runner, "RunProcess", kind)
+        monkeypatch.setattr(program, "RunProcess", kind)
         monkeypatch.setattr(runner, "wait_for_one", lambda processes, wait_s: None)
         return lambda plan, **options: Runner(plan, [Slot()]).run(**options)
 
@@ -115,10 +116,10 @@ def test_a_run_whose_claim_was_taken_by_another_runner_is_ended_here(experiment,
     plan, ended = experiment({"a": {"effect": -0.5}}), []
 
     class Slow(InThisProcess):
-        def status(self):
+        def status(self, wait_s=0.0):
             return None if not ended else super().status()
 
-        def end(self):
+        def ask_to_end(self):
             ended.append(self.log.stem)
 
     monkeypatch.setattr(claims.Claim, "renew", lambda claim: bool(ended))
@@ -134,7 +135,7 @@ def test_what_trains_when_the_runner_is_stopped_is_asked_to_end(experiment, proc
         def ask_to_end(self):
             asked.append(self.log.stem)
 
-        def status(self):
+        def status(self, wait_s=0.0):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -155,7 +156,7 @@ def test_a_run_whose_folder_was_deleted_is_not_blamed_on_the_last_line_of_its_lo
     plan = experiment({"a": {"effect": -0.5}})
 
     class Deleted(InThisProcess):
-        def status(self):
+        def status(self, wait_s=0.0):
             status = super().status()
             remove_path(plan.run_dir(RunKey("baseline", 0)))
             return status
@@ -171,7 +172,7 @@ def test_a_run_that_is_killed_before_it_makes_its_folder_is_begun_again(experime
     plan, killed = experiment({"a": {"effect": -0.5}}), []
 
     class KilledOnce(InThisProcess):
-        def status(self):
+        def status(self, wait_s=0.0):
             if not killed:
                 killed.append(self.log)
                 return -9
@@ -183,7 +184,7 @@ def test_a_run_that_is_killed_before_it_makes_its_folder_is_begun_again(experime
 
 def test_a_run_that_is_killed_again_and_again_is_named(experiment, processes):
     class Killed(InThisProcess):
-        def status(self):
+        def status(self, wait_s=0.0):
             return -9
 
     line = rf"^baseline,seed=0 was ended by signal 9 {runner.MOST_KILLS} times: see "
@@ -195,7 +196,7 @@ def test_an_experiment_that_is_deleted_ends_its_runs_and_stays_away(experiment, 
     plan = experiment({"a": {"effect": -0.5}})
 
     class DeletedInBetween(InThisProcess):
-        def status(self):
+        def status(self, wait_s=0.0):
             remove_path(plan.out)
             plan.run_dir(RunKey("baseline", 0)).mkdir(parents=True)  # by a fit that saves
             return 0

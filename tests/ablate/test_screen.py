@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_llm.ablate import screen
-from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.experiment import Experiment, Looks
+from lightning_llm.ablate.fit.planning import Outlay
 from lightning_llm.ablate.history import Earlier, Spread
+from lightning_llm.ablate.plan import Reused
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.screen import (
@@ -20,13 +22,13 @@ from lightning_llm.ablate.screen import (
     show_table,
     warnings_of,
 )
-from lightning_llm.ablate.setup import Outlay
+from lightning_llm.ablate.tuning import Grid
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import Outlook, outlook
 from tests.ablate.conftest import work
 
-TUNE = {"option": "model.optimizer.init_args.lr", "factors": (0.5, 1.0, 2.0), "seeds": 2}
+TUNE = Grid(option="model.optimizer.init_args.lr", factors=(0.5, 1.0, 2.0), seeds=2)
 
 
 def printed(show, *content, width=120):
@@ -35,8 +37,9 @@ def printed(show, *content, width=120):
     return file.getvalue()
 
 
-def experiment(looks=(4,), variants=("a",), **options):
-    return Experiment(name="test", variants={name: {} for name in variants}, looks=looks, **options)
+def experiment(looks=(4,), variants=("a",), half_width=None, **options):
+    stop = Looks(pairs=looks, half_width=half_width)
+    return Experiment(name="test", variants={name: {} for name in variants}, stop=stop, **options)
 
 
 def test_the_runs_of_an_experiment_are_counted():
@@ -44,7 +47,7 @@ def test_the_runs_of_an_experiment_are_counted():
     assert runs_of(experiment((4, 8)), found) == 1 + 4 + 6 + 5  # again, null, baseline, variant
     assert runs_of(experiment((4, 8), ("a", "b")), found) == 1 + 4 + 7 + 2 * 5  # the baseline waits for the last one
     tuned = experiment((4, 8), tune=TUNE)
-    assert runs_of(tuned, found) == 1 + 4 + 2 * (6 + 5) + 2 * (3 + 1) * 2  # the grid and the vertex of both arms
+    assert runs_of(tuned, found) == 1 + 4 + 2 * (6 + 5) + 2 * (3 + 1) * 2  # the grid and the vertex of both variants
 
 
 def test_an_outlook_is_at_shares_of_delta_or_of_the_spread():
@@ -74,9 +77,8 @@ def test_an_outlook_names_spread_and_tuning():
 
 def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
     monkeypatch.setattr(screen, "show_outlook", lambda *content: content[-1].say("the outlook"))
-    plan = SimpleNamespace(
-        content={"seen": {"first": [0, 1, 2]}}, experiment=experiment(), out="an out", reused={"runs": {}}
-    )
+    record = SimpleNamespace(seen={"first": [0, 1, 2]}, reused=Reused())
+    plan = SimpleNamespace(record=record, experiment=experiment(), out="an out")
     said = printed(show_plan, plan, [Earlier("first", [0, 1, 2], Spread(0.02, "first"))])
     assert "note: first has used seeds 0 to 2 with this baseline" in said
     assert "4 pairs are a pilot: by default, the first test is after 8" in said
@@ -84,7 +86,7 @@ def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
     said = printed(show_plan, plan, [Earlier("first", [0], None)])
     assert "see lightning-llm ablate power --from 'an out' --pairs 16" in said
     assert "the outlook" not in said
-    longer = SimpleNamespace(content={"seen": {}}, experiment=experiment((8,)), out="out", reused={"runs": {}})
+    longer = SimpleNamespace(record=SimpleNamespace(seen={}, reused=Reused()), experiment=experiment((8,)), out="out")
     assert printed(show_plan, longer, []) == ""
 
 

@@ -19,10 +19,10 @@ def test_slots_share_the_cores(experiment, monkeypatch):
     assert slots.runs_at_a_time(1, "cpu", 0, 3) == 3
     assert slots.runs_at_a_time(1, "cuda", 8, None) == 8
     assert slots.threads_for("cuda", 2, 1, None) == 2
-    plan = experiment({"a": {"effect": 0.0}}, threads=2)
+    plan = experiment({"a": {"effect": 0.0}}, record={"threads": 2})
     assert slots.slots_for(plan, None) == [Slot([2, 3]), Slot([5, 7])]
     assert slots.slots_for(plan, 1) == [Slot([2, 3])]
-    plan = experiment({"a": {"effect": 0.0}}, threads=2, accelerator="cuda", out="gpu")
+    plan = experiment({"a": {"effect": 0.0}}, out="gpu", record={"threads": 2, "accelerator": "cuda"})
     monkeypatch.setattr(slots, "visible_gpus", lambda: ["4", "6"])
     assert slots.slots_for(plan, None) == [Slot([2, 3], {slots.VISIBLE: "4"}), Slot([5, 7], {slots.VISIBLE: "6"})]
     monkeypatch.setattr(slots, "visible_gpus", list)

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lightning_llm.ablate.results import Replay, load_experiment
+from lightning_llm.ablate.plan import Replay
+from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.slurm import submit
 from tests.patience import HANGS_S
 
@@ -83,7 +84,8 @@ def test_the_name_of_a_job_is_one_line(monkeypatch, tmp_path):
             given.update(parameters)
 
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(SlurmExecutor=Executor))
-    plan = SimpleNamespace(out=tmp_path, content={"threads": 1, "name": "a\ntouch ran\n"})
+    record = SimpleNamespace(threads=1)
+    plan = SimpleNamespace(out=tmp_path, record=record, experiment=SimpleNamespace(name="a\ntouch ran\n"))
     assert submit(plan, 1, []) == ["1"]
     assert given["job_name"] == r"a\ntouch ran\n"
 
@@ -194,7 +196,7 @@ def test_an_array_ends_with_the_same_results_after_a_requeue_and_a_kill(slurm, t
     }
     assert alone.state.verdicts == loaded.state.verdicts
     assert any("resum" in path.read_text().lower() for path in out.glob("logs/*.txt"))
-    assert json.loads((out / "plan.json").read_text())["threads"] == loaded.plan.content["threads"]
+    assert json.loads((out / "plan.json").read_text())["threads"] == loaded.plan.record.threads
 
 
 def environ(pid):

@@ -1,26 +1,28 @@
 """A stream's folder: its ideas in order, the baseline as it is now, seeds, and verdicts."""
 
 import json
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
 
-from lightning_llm.ablate.arm import BASELINE
-from lightning_llm.ablate.plan import digest
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.results import results_of, run_seconds, trained_here
 from lightning_llm.ablate.stream import (
     CURRENT,
     FIRST,
     STREAM,
-    VERDICT,
+    Asked,
     Stream,
+    StreamRecord,
     asked_of,
     begin,
+    experiment_of_idea,
     finish,
     first_seed,
     folder_of,
-    idea_at,
     is_settled,
     refuse_final,
     settings,
@@ -31,31 +33,36 @@ from lightning_llm.ablate.stream import (
 from lightning_llm.ablate.stream_report import stream_report
 from lightning_llm.statistics.stream import StreamRule, e_value_of
 from tests.ablate.conftest import work
+from tests.ablate.test_stream_report import VERDICT
 
-CONTENT = {
-    "asked": {"baseline": {"base.yaml": "0" * 64}, "options": []},
-    "alpha": 0.05,
-    "most": 8,
-    "workers": None,
-    "environment": {"package": "1"},
-}
+RECORD = StreamRecord(
+    asked=Asked(baseline={"base.yaml": "0" * 64}, options=[]),
+    alpha=0.05,
+    most=8,
+    workers=None,
+    environment={"package": "1"},
+)
 
 
 @pytest.fixture
 def stream(tmp_path, experiment):
     """``stream(effect, name)``: another idea of a stream, trained by the stand-in; its plan."""
     out = tmp_path / "s"
-    begin(out, CONTENT, {"effect": 0.0})
+    begin(out, RECORD, {"effect": 0.0})
     (out / "ideas").mkdir()
 
     def add(effect, name="a", *, threshold=5.0, **config):
         now = Stream.read(out)
-        idea = idea_at(StreamRule(most=8), now.place, len(now.adopted), "a reason")
-        first = first_seed(now.place, len(now.adopted), again=False)
-        configs = {"asked_configs": {BASELINE: digest("base"), name: digest([name, effect])}}
-        content = {"looks": (8,), "first_seed": first, "idea": {**idea.__dict__, "threshold": threshold}, **configs}
+        idea = experiment_of_idea(now, name, {"model.x": 1}, match="tokens", because="a reason", again=False)
         variants = {name: {"effect": effect, "options": {"model.x": 1}, **config}}
-        plan = experiment(variants, out=f"s/ideas/{folder_of(now.place, name)}", **content)
+        plan = experiment(
+            variants,
+            out=f"s/ideas/{folder_of(now.place, name)}",
+            first_seed=idea.first_seed,
+            stop=msgspec.structs.replace(idea.stop, threshold=threshold),
+            because=idea.because,
+            record={"asked": {BASELINE: "base", name: f"{name} {effect}"}},
+        )
         work(plan.out)
         return plan
 
@@ -76,13 +83,13 @@ def test_an_adopted_idea_is_the_baseline_from_then_on(stream, tmp_path):
     assert is_settled(plan, results_of(plan))
     assert yaml.safe_load(Stream.read(out).baseline().read_text())["effect"] == 0.0
     verdict = end(plan)
-    assert verdict["verdict"] == "adopted"
-    assert verdict["confirmation"]["pairs"] == 8
-    assert verdict["confirmation"]["interval"][1] < 0
-    assert verdict["because"] == "a reason"
-    assert verdict["difference"] == pytest.approx(-0.5, rel=0.01)
+    assert verdict.verdict == "adopted"
+    assert verdict.confirmation.pairs == 8
+    assert verdict.confirmation.interval[1] < 0
+    assert verdict.because == "a reason"
+    assert verdict.difference == pytest.approx(-0.5, rel=0.01)
     now = Stream.read(out)
-    assert [idea["place"] for idea in now.adopted] == [1]
+    assert [idea.place for idea in now.adopted] == [1]
     assert yaml.safe_load(now.baseline().read_text())["effect"] == -0.5
     current = (out / CURRENT).read_text()
     assert yaml.safe_load(current)["effect"] == -0.5
@@ -96,8 +103,8 @@ def test_a_useless_idea_leaves_the_baseline(stream, tmp_path):
     plan = stream(0.1)
     assert Stream.read(tmp_path / "s").unfinished == plan.out
     verdict = end(plan)
-    assert (verdict["verdict"], verdict["pairs"], verdict["confirmation"]) == ("rejected", 4, None)
-    assert verdict["reason"] == "the e-value is below 1"
+    assert (verdict.verdict, verdict.pairs, verdict.confirmation) == ("rejected", 4, None)
+    assert verdict.reason == "the e-value is below 1"
     now = Stream.read(tmp_path / "s")
     assert yaml.safe_load(now.baseline().read_text())["effect"] == 0.0
     assert now.unfinished is None
@@ -114,14 +121,14 @@ def test_a_useless_idea_leaves_the_baseline(stream, tmp_path):
 )
 def test_the_reason_says_why_an_idea_was_rejected(stream, effect, config, reason):
     verdict = end(stream(effect, **config))
-    assert (verdict["verdict"], verdict["reason"]) == ("rejected", reason)
+    assert (verdict.verdict, verdict.reason) == ("rejected", reason)
 
 
 def test_pairs_that_do_not_reach_the_bar_are_used_up(stream):
     verdict = end(stream(-0.5, threshold=1e30))
-    assert (verdict["verdict"], verdict["pairs"]) == ("out of pairs", 8)
-    assert verdict["reason"] == "8 pairs have not reached the threshold"
-    assert 1 < verdict["e_value"] < verdict["threshold"]
+    assert (verdict.verdict, verdict.pairs) == ("out of pairs", 8)
+    assert verdict.reason == "8 pairs have not reached the threshold"
+    assert 1 < verdict.e_value < verdict.threshold
 
 
 def test_an_idea_that_is_stopped_says_why_and_a_verdict_is_not_overruled(stream):
@@ -129,16 +136,16 @@ def test_an_idea_that_is_stopped_says_why_and_a_verdict_is_not_overruled(stream)
     some = {run: result for run, result in results_of(plan).items() if run.seed < 2}
     assert not is_settled(plan, some)
     stopped = verdict_of(plan, some, stopped="given up")
-    assert (stopped["verdict"], stopped["reason"], stopped["pairs"]) == ("stopped", "given up", 2)
-    assert verdict_of(plan, results_of(plan), stopped="given up")["verdict"] == "adopted"
+    assert (stopped.verdict, stopped.reason, stopped.pairs) == ("stopped", "given up", 2)
+    assert verdict_of(plan, results_of(plan), stopped="given up").verdict == "adopted"
     none = verdict_of(plan, {}, stopped="given up")
-    assert (none["difference"], none["interval"], none["pairs"], none["runs"]) == (None, None, 0, 0)
+    assert (none.difference, none.interval, none.pairs, none.runs) == (None, None, 0, 0)
 
 
 def test_a_verdict_has_no_loss_of_a_seed(stream):
     plan = stream(-0.5)
     losses = {str(result.loss) for result in results_of(plan).values()}
-    text = json.dumps(end(plan))
+    text = json.dumps(msgspec.to_builtins(end(plan)))
     assert losses
     assert not any(loss in text for loss in losses)
 
@@ -154,51 +161,44 @@ def test_the_same_idea_is_found_and_another_one_is_not(stream, tmp_path):
     plan = stream(0.1)
     end(plan)
     now = Stream.read(tmp_path / "s")
-    asked = asked_of(plan.content)
-    assert now.same_as(asked)["place"] == 1
+    asked = asked_of(plan)
+    assert now.same_as(asked).place == 1
     for field in asked:
         assert now.same_as({**asked, field: "another"}) is None
 
 
 def test_each_place_has_seeds_that_nobody_has_seen():
-    rule, blocks = StreamRule(most=400), []
+    ideas = [msgspec.structs.replace(VERDICT, place=place, verdict="rejected") for place in (1, 2)]
+    blocks = []
     for place in (1, 2, 3):
-        own, fresh = first_seed(place, 0, again=True), idea_at(rule, place, 0, "").first_confirming_seed
+        now = Stream(Path("s"), msgspec.structs.replace(RECORD, most=400), ideas[: place - 1], None)
+        idea = experiment_of_idea(now, "a", {"x": 1}, match="tokens", because="", again=True)
+        own, fresh = idea.first_seed, idea.stop.first_confirming_seed
         blocks += [set(range(own, own + 400)), set(range(fresh, fresh + 8))]
     blocks += [set(range(first, first + 400)) for first in (first_seed(9, n, again=False) for n in range(3))]
     assert len(set().union(*blocks)) == sum(map(len, blocks))
 
 
-def test_a_changed_file_is_refused(stream, tmp_path):
-    first = (tmp_path / "s" / FIRST).read_text()
-    (tmp_path / "s" / FIRST).write_text("effect: 1.0")
-    with pytest.raises(ValueError, match=r"first.yaml was changed after the start"):
-        Stream.read(tmp_path / "s").baseline()
-    (tmp_path / "s" / FIRST).write_text(first)
+def test_what_is_no_stream_is_one_line(stream, tmp_path):
     end(stream(0.1))
-    verdict = tmp_path / "s" / "ideas" / folder_of(1, "a") / VERDICT
-    content = json.loads(verdict.read_text())
-    verdict.write_text(json.dumps({**content, "verdict": "adopted"}))
-    with pytest.raises(ValueError, match=r"verdict.json was changed after the start"):
+    verdict = tmp_path / "s" / "ideas" / folder_of(1, "a") / "verdict.json"
+    content = verdict.read_text()
+    verdict.write_text(content.replace('"runs": 8', '"runs": "many"'))
+    with pytest.raises(ValueError, match=r"verdict.json is no file of this program: Expected `int`, got `str` - at"):
         Stream.read(tmp_path / "s")
-    del content["hash"]
-    for changes, says in (
-        ({"name": "b"}, "is that of 'b': restore it"),
-        ({"verdict": "adopted"}, "confirmation is missing"),
-        ({"interval": ["a", "b"]}, "expected two numbers"),
-    ):
-        changed = {**content, **changes}
-        verdict.write_text(json.dumps({**changed, "hash": digest(changed)}))
-        with pytest.raises(ValueError, match=says):
-            Stream.read(tmp_path / "s")
-    second = {**content, "place": 2}
-    verdict.write_text(json.dumps({**second, "hash": digest(second)}))
-    verdict.parent.rename(verdict.parents[1] / folder_of(2, "a"))
+    verdict.write_text(content.replace('"place": 1', '"place": 2'))
     with pytest.raises(ValueError, match="not numbered from 1"):
         Stream.read(tmp_path / "s")
     (tmp_path / "s" / STREAM).unlink()
     with pytest.raises(ValueError, match=r"holds no stream.json: give the folder of a stream"):
         Stream.read(tmp_path / "s")
+
+
+@pytest.mark.parametrize("because", ["a\nb", "x" * 501])
+def test_a_reason_is_one_line(tmp_path, because):
+    begin(tmp_path, RECORD, {})
+    with pytest.raises(ValueError, match=r"ablate try: because is .*, expected at most 500 printable characters"):
+        experiment_of_idea(Stream.read(tmp_path), "a", {"x": 1}, match="tokens", because=because, again=False)
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.9}, {"most": 3}, {"most": 401}, {"workers": 0}])

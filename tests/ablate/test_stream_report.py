@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from lightning_llm.ablate.stream import Stream
+from lightning_llm.ablate.stream import Asked, Mean, Stream, StreamRecord, Verdict
 from lightning_llm.ablate.stream_report import (
     HEAD,
     MORE,
@@ -18,40 +19,52 @@ from lightning_llm.ablate.stream_report import (
 )
 from lightning_llm.io.charts import canvas
 
-VERDICT = {
-    "place": 1,
-    "name": "<b>relu2",
-    "because": "cheap",
-    "options": {"model.architecture.mlp": "relu2"},
-    "match": "flops",
-    "metric": "val_loss",
-    "verdict": "adopted",
-    "reason": "8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0",
-    "difference": -0.031,
-    "interval": [-0.04, -0.02],
-    "pairs": 6,
-    "e_value": 81.2345,
-    "threshold": 40.55,
-    "confirmation": {"difference": -0.02, "interval": [-0.03, -0.01], "pairs": 8},
-    "parameters": [100_000, 102_000],
-    "steps": [60, 70],
-    "runs": 28,
-    "run_seconds": 90.0,
-    "asked": {},
-    "plan": "0" * 64,
-    "hash": "1" * 64,
-}
-REJECTED = VERDICT | {"place": 2, "name": "b", "verdict": "rejected", "reason": "the e-value is below 1", "pairs": 4}
-REJECTED |= {"confirmation": None, "because": "", "difference": 0.01, "interval": [-0.01, 0.03], "run_seconds": 30.0}
-REJECTED |= {"parameters": [100_000, 100_500], "steps": [70, 70]}
+VERDICT = Verdict(
+    place=1,
+    name="<b>relu2",
+    because="cheap",
+    options={"model.architecture.mlp": "relu2"},
+    match="flops",
+    metric="val_loss",
+    verdict="adopted",
+    reason="8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0",
+    difference=-0.031,
+    interval=(-0.04, -0.02),
+    pairs=6,
+    e_value=81.2345,
+    threshold=40.55,
+    confirmation=Mean(difference=-0.02, interval=(-0.03, -0.01), pairs=8),
+    parameters=(100_000, 102_000),
+    steps=(60, 70),
+    runs=28,
+    run_seconds=90.0,
+    asked={},
+    plan="0" * 64,
+)
+REJECTED = replace(
+    VERDICT,
+    place=2,
+    name="b",
+    verdict="rejected",
+    reason="the e-value is below 1",
+    pairs=4,
+    confirmation=None,
+    because="",
+    difference=0.01,
+    interval=(-0.01, 0.03),
+    run_seconds=30.0,
+    parameters=(100_000, 100_500),
+    steps=(70, 70),
+)
 
 
 @pytest.fixture
 def stream(tmp_path):
     """Two ideas, of which the first was adopted, and a third without a verdict."""
-    asked = {"baseline": {"base.yaml": "0" * 64}, "options": []}
-    content = {"asked": asked, "alpha": 0.05, "most": 24, "workers": None, "environment": {"precision": "32-true"}}
-    return Stream(tmp_path, content, [VERDICT, REJECTED], tmp_path / "ideas" / "0003-c")
+    asked = Asked(baseline={"base.yaml": "0" * 64}, options=[])
+    environment = {"precision": "32-true"}
+    record = StreamRecord(asked=asked, alpha=0.05, most=24, workers=None, environment=environment)
+    return Stream(tmp_path, record, [VERDICT, REJECTED], tmp_path / "ideas" / "0003-c")
 
 
 def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
@@ -67,7 +80,7 @@ def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
     lines = lines_of(REJECTED)
     assert not any("Because" in line or "fresh" in line for line in lines)
     assert "Same flops." in lines  # half a percent of the parameters is no difference to name
-    none = lines_of(REJECTED | {"difference": None, "interval": None, "pairs": 0})
+    none = lines_of(replace(REJECTED, difference=None, interval=None, pairs=0))
     assert "Difference – nats/token after 0 pairs." in none
 
 
@@ -98,7 +111,7 @@ def test_the_page_escapes_names_and_the_json_has_every_idea(stream):
 
 
 def test_a_stream_without_a_verdict_has_a_page(stream):
-    empty = Stream(stream.out, stream.content, [], None)
+    empty = Stream(stream.out, stream.record, [], None)
     assert "<svg" not in write_stream_report(empty).read_text()
     assert summary_of(empty)[0] == "0 ideas, adopted: none; 0 ms of runs."
 

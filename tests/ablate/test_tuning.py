@@ -1,4 +1,4 @@
-"""Fair tuning: one grid for all sides, which grows until each side's best value is inside it."""
+"""Fair tuning: one grid for all variants, which grows until each one's best value is inside it."""
 
 import json
 import math
@@ -7,47 +7,48 @@ import re
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.experiment import Experiment, Looks
 from lightning_llm.ablate.next_runs import RunKey, state_of
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.tuning import MOST_EXTENSIONS, Tune, Tuned, lowest_point, tuning_of
+from lightning_llm.ablate.tuning import MOST_EXTENSIONS, Grid, Tune, Tuned, lowest_point, tuning_of
 from tests.ablate.conftest import work
 
 RATE = "model.optimizer.init_args.lr"
-TUNE = Tune(RATE, [0.5, 1.0, 2.0], 2, {"baseline": 0.001, "a": 0.002})
+GRID = Grid(option=RATE, factors=(0.5, 1.0, 2.0), seeds=2)
+TUNE = Tune(GRID, {"baseline": 0.001, "a": 0.002})
 
 
-def grown(tune, sides, loss):
+def grown(tune, variants, loss):
     """The tuning with every run that it asks for, and these runs."""
     losses = {}
-    while needed := tuning_of(tune, sides, losses).needed:
+    while needed := tuning_of(tune, variants, losses).needed:
         for name, seed in needed:
-            side, _, value = name.partition(",lr=")
-            losses[name, seed] = loss(side, float(value), seed)
-    return tuning_of(tune, sides, losses).arms, losses
+            variant, _, value = name.partition(",lr=")
+            losses[name, seed] = loss(variant, float(value), seed)
+    return tuning_of(tune, variants, losses).variants, losses
 
 
 def parabola(best):
-    """A loss that is lowest at ``best[side]``, with noise that its seeds cancel."""
-    return lambda side, value, seed: 3 + math.log2(value / best[side]) ** 2 + 0.01 * (-1) ** seed
+    """A loss that is lowest at ``best[name]``, with noise that its seeds cancel."""
+    return lambda name, value, seed: 3 + math.log2(value / best[name]) ** 2 + 0.01 * (-1) ** seed
 
 
 def test_the_grid_grows_for_all_sides_until_each_optimum_is_inside():
-    sides, losses = grown(TUNE, ["baseline", "a"], parabola({"baseline": 0.0012, "a": 0.011}))
-    assert sides["baseline"].values == [0.0005, 0.001, 0.002, 0.004, 0.008]
-    assert sides["a"].values == [0.001, 0.002, 0.004, 0.008, 0.016]  # the same factors
-    assert (sides["baseline"].best, sides["a"].best) == (0.0012, 0.011)  # by the parabola, between the values
-    assert all(each.is_bracketed for each in sides.values())
+    variants, losses = grown(TUNE, ["baseline", "a"], parabola({"baseline": 0.0012, "a": 0.011}))
+    assert variants["baseline"].values == [0.0005, 0.001, 0.002, 0.004, 0.008]
+    assert variants["a"].values == [0.001, 0.002, 0.004, 0.008, 0.016]  # the same factors
+    assert (variants["baseline"].best, variants["a"].best) == (0.0012, 0.011)  # by the parabola, between the values
+    assert all(each.is_bracketed for each in variants.values())
     assert {seed for _, seed in losses} == {100, 101}
     assert ("baseline,lr=0.0005", 100) in losses
     assert ("baseline,lr=0.0012", 101) in losses  # the vertex is trained with the same seeds
-    assert sides["baseline"].vertex_loss == pytest.approx(3.0)
-    assert sides["baseline"].vertices == [0.0012, 0.0012]
-    assert sides["a"].losses[0] == pytest.approx(3 + math.log2(11) ** 2)
+    assert variants["baseline"].vertex_loss == pytest.approx(3.0)
+    assert variants["baseline"].vertices == [0.0012, 0.0012]
+    assert variants["a"].losses[0] == pytest.approx(3 + math.log2(11) ** 2)
 
 
 def test_a_grid_grows_downward_and_only_so_far():
-    low, _ = grown(TUNE, ["baseline"], lambda side, value, seed: value)
+    low, _ = grown(TUNE, ["baseline"], lambda name, value, seed: value)
     assert len(low["baseline"].values) == 3 + MOST_EXTENSIONS
     assert (low["baseline"].best, low["baseline"].is_bracketed) == (low["baseline"].values[0], False)
 
@@ -55,27 +56,27 @@ def test_a_grid_grows_downward_and_only_so_far():
 def test_a_vertex_that_is_worse_than_the_grid_is_not_used():
     """Its runs have another loss than the parabola through the grid predicts."""
 
-    def loss(side, value, seed):
+    def loss(name, value, seed):
         on_grid = min((abs(value / each - 1), each) for each in (0.0005, 0.001, 0.002))[0] < 1e-6
         return 3 + math.log2(value / 0.0012) ** 2 + (0.0 if on_grid else 0.2)
 
-    sides, _ = grown(TUNE, ["baseline"], loss)
-    found = sides["baseline"]
+    variants, _ = grown(TUNE, ["baseline"], loss)
+    found = variants["baseline"]
     assert (found.vertex, found.vertex_loss) == (0.0012, pytest.approx(3.2))
     assert (found.best, found.best_loss) == (0.001, pytest.approx(3 + math.log2(1 / 1.2) ** 2))
 
 
 def test_the_spread_of_the_vertex_is_that_over_seeds():
     best = {100: 0.0009, 101: 0.0012}
-    sides, _ = grown(TUNE, ["baseline"], lambda side, value, seed: 3 + math.log2(value / best[seed]) ** 2)
-    assert sides["baseline"].vertices == [0.0009, 0.0012]
-    assert sides["baseline"].vertex == pytest.approx((0.0009 * 0.0012) ** 0.5, rel=1e-3)
+    variants, _ = grown(TUNE, ["baseline"], lambda name, value, seed: 3 + math.log2(value / best[seed]) ** 2)
+    assert variants["baseline"].vertices == [0.0009, 0.0012]
+    assert variants["baseline"].vertex == pytest.approx((0.0009 * 0.0012) ** 0.5, rel=1e-3)
 
 
 def test_a_value_with_a_diverged_run_is_no_optimum():
     found = Tuned.of([1.0, 2.0, 4.0], [[3.0], [2.9], [None]])
     assert (found.best, found.is_bracketed, found.vertex) == (2.0, True, None)  # without a parabola
-    lost, _ = grown(TUNE, ["baseline"], lambda side, value, seed: None)
+    lost, _ = grown(TUNE, ["baseline"], lambda name, value, seed: None)
     assert (lost["baseline"].best, lost["baseline"].is_bracketed) == (None, False)
 
 
@@ -85,7 +86,7 @@ def test_the_lowest_point_of_a_parabola():
 
 
 def test_tuning_follows_the_verdicts_and_its_runs_are_pairs_of_their_own():
-    asked = Experiment(name="test", variants={"a": {}}, looks=(2,), delta=None, alpha=0.05)
+    asked = Experiment(name="test", variants={"a": {}}, stop=Looks(pairs=(2,)), delta=None, alpha=0.05)
     losses = {RunKey(name, seed): 3.0 + 0.1 * seed for name in ("baseline", "null", "a") for seed in (0, 1)}
     assert state_of(asked, losses, tune=TUNE).tuning == {}
     losses[RunKey("baseline-again", 0)] = 3.0
@@ -104,10 +105,10 @@ def test_tuning_follows_the_verdicts_and_its_runs_are_pairs_of_their_own():
 
 def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(experiment, capsys):
     """The planted case: the baseline's rate is a quarter of its best one, the variant's is right."""
-    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 1.0} for name in ("baseline", "null", "a")}
-    tune = {"option": RATE, "factors": [0.5, 1.0, 2.0], "seeds": 2}
+    planned = {name: {"tuned": 1.0} for name in ("baseline", "null", "a")}
+    tune = Grid(option=RATE, factors=(0.5, 1.0, 2.0), seeds=2)
     variants = {"a": {"effect": 0.0, "lr": 1.0, "best": 1.0}}
-    plan = experiment(variants, delta=0.01, base={"lr": 1.0, "best": 4.0}, sides=sides, tune=tune)
+    plan = experiment(variants, delta=0.01, base={"lr": 1.0, "best": 4.0}, planned=planned, tune=tune)
     work(plan.out)
     state = load_experiment(plan.out).state
     assert (state.verdicts["a"].verdict, state.tuned.verdicts["a"].verdict) == ("better", "equivalent")
@@ -118,7 +119,7 @@ def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(exp
     report = json.loads((plan.out / "report.json").read_text())
     both = report["variants"]["a"]
     assert (both["difference"], both["tuned"]["difference"]) == (pytest.approx(-4.0), pytest.approx(0.0))
-    assert report["tuning"]["sides"]["baseline"]["best"] == 4.0
+    assert report["tuning"]["variants"]["baseline"]["best"] == 4.0
     assert (report["tuning"]["runs"], report["tuning"]["run_seconds"]) == (20, 20.0)
     assert "a, tuned" in (printed := capsys.readouterr().out)
     assert f"Tuned {RATE}: baseline 4 (untuned 1, by seed 4 to 4), a 1 (untuned 1, by seed 1 to 1); 20 runs" in printed
@@ -128,15 +129,15 @@ def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(exp
 
 
 def test_added_pairs_stay_below_the_seeds_of_tuning(experiment, capsys):
-    """The untuned sides were decided at the first of two looks; the tuned ones need more pairs after the second."""
-    sides = {name: {"steps": 6, "tokenizer": "t", "tuned": 1.0} for name in ("baseline", "null", "a")}
-    tune = {"option": RATE, "factors": [0.5, 1.0, 2.0], "seeds": 1}
+    """The untuned variants were decided at the first of two looks; the tuned ones need more pairs after the second."""
+    planned = {name: {"tuned": 1.0} for name in ("baseline", "null", "a")}
+    tune = Grid(option=RATE, factors=(0.5, 1.0, 2.0), seeds=1)
     variants = {"a": {"effect": 0.0, "lr": 1.0, "best": 1.0}}
-    plan = experiment(variants, base={"lr": 1.0, "best": 4.0}, sides=sides, tune=tune)
+    plan = experiment(variants, base={"lr": 1.0, "best": 4.0}, planned=planned, tune=tune)
     work(plan.out)
     state = load_experiment(plan.out).state
     assert (state.look, state.tuned.look, state.tuned.unfinished) == (4, 5, ["a"])
     assert main(["ablate", "extend", str(plan.out), "--pairs", "90"]) == 2
     said = "--pairs 90: seeds 100 to 100 belong to tuning, and 140 pairs use 0 to 139: give fewer"
     assert said in capsys.readouterr().err
-    assert load_experiment(plan.out).plan.added == []
+    assert load_experiment(plan.out).plan.extensions == []

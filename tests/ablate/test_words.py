@@ -6,7 +6,7 @@ from lightning_llm.ablate.words import matched_lines
 def report(match, rows, sides=()):
     side = {"ratio": None, "solved": None}
     variants = {name: {**side, **row} for name, row in rows.items()}
-    cost = {"sides": dict(sides)}
+    cost = {"variants": dict(sides)}
     return {"match": match, "solved": None, "baseline": {"steps": 200}, "variants": variants, "cost": cost}
 
 

@@ -57,7 +57,7 @@ REPORT = {
     "seen": {},
     "out": "runs/a",
     "variants": {"relu": {"difference": -0.1, "interval": [-0.2, 0.0], "ratio": 1.0, "tuned": None}},
-    "cost": {"runs": 9, "run_seconds": 31.5, "date": "a", "other_cores": 0.1, "sides": {"relu": SIDE}},
+    "cost": {"runs": 9, "run_seconds": 31.5, "date": "a", "other_cores": 0.1, "variants": {"relu": SIDE}},
     "tuning": {"runs": 4, "run_seconds": 3.5},
 }
 
@@ -65,12 +65,12 @@ REPORT = {
 @pytest.mark.parametrize(
     ("path", "value", "names"),
     [
-        ("cost.sides.relu.step_s", 0.2, []),
-        ("cost.sides.relu.peak_bytes", 8, []),
+        ("cost.variants.relu.step_s", 0.2, []),
+        ("cost.variants.relu.peak_bytes", 8, []),
         ("cost.run_seconds", 90.0, []),
         ("cost.other_cores", 1.5, []),
         ("tuning.run_seconds", 90.0, []),
-        ("cost.sides", {}, ["cost.sides.relu.step_s", "cost.sides.relu.peak_bytes", "cost.sides"]),
+        ("cost.variants", {}, ["cost.variants.relu.step_s", "cost.variants.relu.peak_bytes", "cost.variants"]),
         ("plan", "2f", []),
         ("out", "runs/b", []),
         ("seen", {"mlps": [0, 1]}, []),

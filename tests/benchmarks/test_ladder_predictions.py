@@ -10,9 +10,9 @@ from scipy import stats
 
 from benchmarks import ladder_predictions
 from benchmarks.__main__ import main
-from lightning_llm.ablate.ladder import read_ladder, store_promise
-from lightning_llm.ablate.ladder_report import promise_for, write_ladder_report
-from tests.ablate.conftest import COMPUTES, ladder, train_size  # noqa: F401
+from lightning_llm.ablate.ladder import read_ladder, store_prediction
+from lightning_llm.ablate.ladder_report import prediction_for, write_ladder_report
+from tests.ablate.conftest import COMPUTES, LADDER_FILE, ladder, train_size  # noqa: F401
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def checked(ladder, measured, monkeypatch, tmp_path):  # noqa: F811
 
     def rows(sizes, target):
         made = ladder(sizes)
-        store_promise(made, promise_for(made, COMPUTES))
+        store_prediction(made, prediction_for(made, COMPUTES))
         train_size(made, "200k", target, -0.9)
-        write_ladder_report(*read_ladder(made.out))
+        write_ladder_report(*read_ladder(Path(made.folder)))
         started = []
 
         def run(command, **options):
@@ -59,24 +59,34 @@ def checked(ladder, measured, monkeypatch, tmp_path):  # noqa: F811
             return type("Ended", (), {"returncode": 0})
 
         monkeypatch.setattr(ladder_predictions, "subprocess", type("Stub", (), {"run": run}))
-        (tmp_path / "lad.yaml").write_text(json.dumps({**made.asked, "predict": "200k"}))
+        variants = {name: {} for name in sizes}
+        asked = {
+            **LADDER_FILE,
+            "name": made.name,
+            "out": made.out,
+            "variants": variants,
+            "pairs": made.looks[-1],
+            "delta": made.delta,
+            "predict": "200k",
+        }
+        (tmp_path / "lad.yaml").write_text(json.dumps(asked))
         monkeypatch.setattr(ladder_predictions, "EXAMPLES", tmp_path)
         found = measured("ladder", "--shapes", "held-out=lad")
         assert [words[:2] for words in started] == [["ablate", "run"], ["ablate", "extend"]]
-        assert started[1][2:] == [str(made.out), "--size", "200k"]
-        return found, json.loads((made.out / "report.json").read_text())
+        assert started[1][2:] == [made.out, "--size", "200k"]
+        return found, json.loads((Path(made.folder) / "report.json").read_text())
 
     return rows
 
 
 def test_a_prediction_is_scored_by_its_width_and_by_what_it_misses(checked):
     rows, report = checked({"same": [-0.1, -0.1, -0.1], "bends": [-0.1, -0.1, -0.1]}, {"same": -0.1, "bends": 0.2})
-    promised = {name: own["predicted"] for name, own in report["promises"][0]["variants"].items()}
+    predicted = {name: own["predicted"] for name, own in report["predictions"][0]["variants"].items()}
     for name, is_hit in {"same": True, "bends": False}.items():
-        (low, high), row = promised[name]["prediction_interval"], rows[name]
+        (low, high), row = predicted[name]["prediction_interval"], rows[name]
         assert row["hit"] is is_hit
         assert row["predicted"] == [low, high]
-        assert row["answer"] == promised[name]["answer"]
+        assert row["answer"] == predicted[name]["answer"]
         assert row["score"] == pytest.approx(high - low + 20 * max(0.0, row["observed"] - high, low - row["observed"]))
     everything = rows["all"]
     assert (everything["hits"], everything["count"]) == (1, 2)

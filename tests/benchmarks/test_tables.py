@@ -93,12 +93,12 @@ def test_a_comment_of_a_config_has_its_figure():
     assert tables.rewritten(text, {}) == "# validation loss 0.50 [found, plain: {total_s:.2f}]\n"
 
 
-def test_the_sides_of_an_experiment_are_rows(tmp_path, monkeypatch):
+def test_the_variants_of_an_experiment_are_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "REPORTS", tmp_path)
     variant = {"mean": 1.5, "difference": -0.25, "tuned": {"difference": 0.125}}
     report = {"baseline": {"mean": 1.75}, "variants": {"relu": variant, "gelu": {**variant, "tuned": None}}}
     report["aa"] = {"null_sd": 0.25}
-    report |= {"cost": {"sides": {"baseline": {"step_s": 0.5}}}, "tuning": {"sides": {"relu": {"best": 0.01}}}}
+    report |= {"cost": {"variants": {"baseline": {"step_s": 0.5}}}, "tuning": {"variants": {"relu": {"best": 0.01}}}}
     (tmp_path / "mlps.json").write_text(json.dumps(report))
     columns = {
         "side": "{variant}",

@@ -23,12 +23,12 @@ import yaml
 
 from benchmarks.ablate_experiments import COMMAND, RUN, SERVER, processes
 from lightning_llm.__main__ import main
-from lightning_llm.ablate import cost, matching
-from lightning_llm.ablate.next_runs import Added, RunKey
-from lightning_llm.ablate.plan import CONFIGS, PLAN
-from lightning_llm.ablate.results import Replay, load_experiment
-from lightning_llm.ablate.setup import Setup
-from lightning_llm.io.schema import POSITIVE
+from lightning_llm.ablate import matching, planning, report
+from lightning_llm.ablate.fit import cost
+from lightning_llm.ablate.fit import matching as fit_matching
+from lightning_llm.ablate.next_runs import Extension, RunKey
+from lightning_llm.ablate.plan import CONFIGS, PLAN, PlannedVariant, Replay, Reused
+from lightning_llm.ablate.results import load_experiment
 from lightning_llm.measure.timer import Timing
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import outlook
@@ -51,7 +51,6 @@ class OwnMLP(nn.Module):
     def forward(self, x):
         return self.down_proj(self.up_proj(x).relu())
 """
-NOTHING_REUSED = {"runs": {}, "replay": None, "variants": False}
 LEVEL, WARM_UP = "model.architecture.checkpoint_level", "lightning_llm.optim.WarmupLinear"
 
 
@@ -62,7 +61,7 @@ def experiment(tmp_path):
 
 def planned(monkeypatch, **experiment):
     """Freeze the plan of an experiment without running anything; the exit status."""
-    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}, sort_keys=False))
     return lambda *words: main(["ablate", "run", "exp.yaml", *words])
 
@@ -102,7 +101,7 @@ def the_line(capsys):
             "tune.factors: 0.5 times 3 is no value: baseline: ",
         ),
         ({"variants": {"a": RELU}, "pairs": 1}, "pairs 1: one pair has no interval: give at least 2"),
-        ({"variants": {"a": RELU}, "detla": 1}, "detla is unknown: choose one of name, variants,"),
+        ({"variants": {"a": RELU}, "detla": 1}, "detla is unknown: choose one of name, "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line_before_anything_runs(folder, monkeypatch, capsys, experiment, says):
@@ -137,20 +136,20 @@ def test_tokenizers_are_compared_by_bytes(folder, monkeypatch):
     variants = {"bytes": {"data.tokenizer": "byte"}}
     whole = {"trainer.limit_val_batches": 1.0}
     assert planned(monkeypatch, variants=variants, metric="bits_per_byte", looks=[2], options=whole)() == 0
-    assert json.loads(Path("out", PLAN).read_text())["metric"] == "bits_per_byte"
+    assert json.loads(Path("out", PLAN).read_text())["experiment"]["metric"] == "bits_per_byte"
 
 
 def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     run = planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="flops")
     assert run("--trainer.gradient_clip_val", "0.5", "--workers", "1") == 0
     plan = json.loads(Path("out", PLAN).read_text())
-    assert plan["sides"]["relu"]["steps"] > 6 == plan["sides"]["baseline"]["steps"]
-    assert plan["sides"]["relu"]["ratio"] == pytest.approx(1, abs=0.1)
+    assert plan["variants"]["relu"]["steps"] > 6 == plan["variants"]["baseline"]["steps"]
+    assert plan["variants"]["relu"]["ratio"] == pytest.approx(1, abs=0.1)
     config = yaml.safe_load(Path("out", CONFIGS, "relu.yaml").read_text())
     assert (config["model"]["architecture"]["mlp"], config["trainer"]["gradient_clip_val"]) == ("relu", 0.5)
-    assert config["trainer"]["max_steps"] == plan["sides"]["relu"]["steps"]
+    assert config["trainer"]["max_steps"] == plan["variants"]["relu"]["steps"]
     null = yaml.safe_load(Path("out", CONFIGS, "null.yaml").read_text())
-    assert null["trainer"]["callbacks"] == [{"class_path": "lightning_llm.ablate.null_variant.RedrawMLP"}]
+    assert null["trainer"]["callbacks"] == [{"class_path": "lightning_llm.ablate.fit.null_variant.RedrawMLP"}]
     capsys.readouterr()
     assert run("--trainer.gradient_clip_val", "0.5") == 0  # again, as after a kill
     assert json.loads(Path("out", PLAN).read_text()) == plan
@@ -160,9 +159,6 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
         "out has a plan with another trainer.gradient_clip_val of the baseline (0.5, now None), which makes a new "
         "experiment: give another --name or --out" in the_line(capsys)
     )
-    Path("out", CONFIGS, "relu.yaml").write_text("{}")
-    assert main(["ablate", "status", "out"]) == 2
-    assert "relu.yaml was changed after the start" in the_line(capsys)
 
 
 SCHEDULE = {"class_path": WARM_UP, "init_args": {"warmup_steps": 2, "decay_steps": 4}}
@@ -173,10 +169,10 @@ def test_a_plan_matched_by_time_has_the_interval_and_scales_the_schedule(folder,
     monkeypatch.setattr(cost, "time_pair", lambda baseline, variant: (None, None, timings))
     options = {"model.schedule": SCHEDULE}
     assert planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="time", options=options)() == 0
-    sides = json.loads(Path("out", PLAN).read_text())["sides"]
-    relu, base = sides["relu"], sides["baseline"]
-    assert (relu["time_ratio"], relu["time_ratio_interval"]) == (0.5, [0.4, 0.6])
-    assert (base["time_ratio"], base["time_ratio_interval"], base["matched"]) == (None, None, {})
+    variants = json.loads(Path("out", PLAN).read_text())["variants"]
+    relu, base = variants["relu"], variants["baseline"]
+    assert (relu["facts"]["time_ratio"], relu["facts"]["time_ratio_interval"]) == (0.5, [0.4, 0.6])
+    assert (base["facts"]["time_ratio"], base["facts"]["time_ratio_interval"], base["matched"]) == (None, None, {})
     scaled = {"decay_steps": 8, "warmup_steps": 4}
     assert relu["steps"] == 12
     assert relu["matched"] == {f"model.schedule.init_args.{name}": steps for name, steps in scaled.items()} | {
@@ -196,13 +192,12 @@ def test_what_was_matched_is_no_change_of_a_variant(tmp_path):
         return {"model": {"schedule": schedule}, "trainer": {"max_steps": steps, "gradient_clip_val": clip}}
 
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(options(8, 0.5)))
-    sides = {"a": {"matched": {"trainer.max_steps": 8, "model.schedule.init_args.decay_steps": 8}}}
-    asked = SimpleNamespace(solved=None)
-    plan = SimpleNamespace(experiment=asked, arms=sides, config=lambda name: tmp_path / f"{name}.yaml")
-    setup = SimpleNamespace(arms={"a": SimpleNamespace(options=options(4, 1.0))})
-    assert Setup._changed(setup, plan) == "another trainer.gradient_clip_val of a (0.5, now 1.0)"
-    sides["a"] = {}  # an older plan
-    assert Setup._changed(setup, plan).startswith("another model.schedule of a")
+    variants = {"a": PlannedVariant(matched={"trainer.max_steps": 8, "model.schedule.init_args.decay_steps": 8})}
+    plan = SimpleNamespace(variants=variants, config=lambda name: tmp_path / f"{name}.yaml")
+    draft = SimpleNamespace(options={"a": options(4, 1.0)})
+    assert planning._changed_option(plan, draft) == "another trainer.gradient_clip_val of a (0.5, now 1.0)"
+    variants["a"] = PlannedVariant()
+    assert planning._changed_option(plan, draft).startswith("another model.schedule of a")
 
 
 def test_steps_of_a_variants_own_schedule_are_scaled_last(folder, monkeypatch):
@@ -229,17 +224,19 @@ def test_a_schedule_that_cannot_follow_is_one_line(folder, monkeypatch, capsys, 
 
 
 def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     words = ["--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu", "--name", "which-mlp"]
     assert main(["ablate", "run", *words]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
-    assert plan["variants"] == {"relu": RELU, "gelu": {MLP: "gelu"}}
-    assert (plan["match"], plan["first_seed"]) == ("tokens", 0)
+    experiment = plan["experiment"]
+    assert experiment["variants"] == {"relu": RELU, "gelu": {MLP: "gelu"}}
+    assert (experiment["match"], experiment["first_seed"]) == ("tokens", 0)
     solved = "model.architecture.intermediate_size"
     assert main(["ablate", "run", *words, "--out", "fresh", f"--match=parameters={solved}", "--first-seed=1000"]) == 0
     plan = json.loads(Path("fresh", PLAN).read_text())
-    assert (plan["match"], plan["solved"], plan["first_seed"]) == ("parameters", solved, 1000)
-    assert plan["sides"]["gelu"]["ratio"] == pytest.approx(1, abs=0.005)
+    experiment = plan["experiment"]
+    assert (experiment["match"], experiment["solved"], experiment["first_seed"]) == ("parameters", solved, 1000)
+    assert plan["variants"]["gelu"]["ratio"] == pytest.approx(1, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +332,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
     shared = {f"baseline,seed={seed}": "first" for seed in range(4)}
     with monkeypatch.context() as patch:
-        patch.setattr("lightning_llm.ablate.setup.reusable", lambda *_, **__: NOTHING_REUSED | {"runs": shared})
+        patch.setattr(planning, "reusable", lambda *_, **__: Reused(runs=shared))
         assert planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4, 6], out="runs/shares")() == 0
     assert "not independent" not in capsys.readouterr().err  # these runs are shared on purpose
     run = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4, 6], out="runs/second")
@@ -348,7 +345,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fo
     fresh = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4], out="runs/third", seeds={"first": 1000})
     assert fresh() == 0
     assert "not independent" not in capsys.readouterr().err
-    assert json.loads(Path("runs/third", PLAN).read_text())["first_seed"] == 1000
+    assert json.loads(Path("runs/third", PLAN).read_text())["experiment"]["first_seed"] == 1000
 
 
 def test_a_variant_with_another_optimizer_says_what_it_keeps(folder, monkeypatch, capsys):
@@ -370,8 +367,9 @@ def test_a_variant_with_another_optimizer_says_what_it_keeps(folder, monkeypatch
 
 
 def identities(out):
-    """Of the arms of a plan."""
-    return {name: arm["identity"] for name, arm in json.loads(Path(out, PLAN).read_text())["sides"].items()}
+    """Of the variants of a plan."""
+    variants = json.loads(Path(out, PLAN).read_text())["variants"]
+    return {name: variant["identity"] for name, variant in variants.items()}
 
 
 @pytest.mark.slow
@@ -399,7 +397,7 @@ def test_what_changes_the_identity_of_a_baseline(folder, monkeypatch):
     others.append(of("option", options={"model.optimizer.init_args.lr": 0.02})["baseline"])
     (folder / "text.txt").write_text((folder / "text.txt").read_text() + "more")
     others.append(of("text")["baseline"])
-    monkeypatch.setattr("lightning_llm.ablate.setup.threads_for", lambda *given: 7)
+    monkeypatch.setattr("lightning_llm.ablate.fit.planning.threads_for", lambda *given: 7)
     others.append(of("threads")["baseline"])
     assert len({first["baseline"], *others}) == 6
 
@@ -436,9 +434,7 @@ def test_code_of_a_variant_is_none_of_a_baseline_with_code_of_its_own(folder, mo
 @pytest.mark.slow
 def test_reuse_is_chosen_when_a_plan_is_made(folder, monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(
-        "lightning_llm.ablate.setup.reusable", lambda out, arms, reuse, **seeds: asked.append(reuse) or NOTHING_REUSED
-    )
+    monkeypatch.setattr(planning, "reusable", lambda out, identities, reuse, **more: asked.append(reuse) or Reused())
     run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
     assert run("--reuse", "none") == 0
     assert main(["ablate", "run", "runs/first", "--reuse", "variants"]) == 2
@@ -460,7 +456,7 @@ def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
     assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "x"]) == 2
     assert "--variants x: out has a" in the_line(capsys)
     assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "a"]) == 0
-    assert load_experiment(Path("out")).plan.added == [Added(2, ["a"])]
+    assert load_experiment(Path("out")).plan.extensions == [Extension(2, ("a",))]
 
 
 # ---- whole experiments
@@ -469,14 +465,14 @@ def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED[::4], ids=lambda path: path.stem)  # all are read in tests/ablate
 def test_a_shipped_experiment_can_be_planned(folder, monkeypatch, path):
-    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     monkeypatch.setattr(cost, "time_pair", partial(cost.time_pair, rounds=2))
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "parts"))
     Path("configs").symlink_to(ROOT / "configs")
     assert main(["ablate", "run", str(path), "--out", "out", "--data.path", "text.txt"]) == 0
     plan = json.loads(Path("out", PLAN).read_text())
-    assert plan["name"] == path.stem
-    assert all(side["steps"] > 0 for side in plan["sides"].values())
+    assert plan["experiment"]["name"] == path.stem
+    assert all(variant["steps"] > 0 for variant in plan["variants"].values())
 
 
 def start(folder, *words):
@@ -507,9 +503,9 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
         RunKey("baseline-again", 0),
     }
     assert loaded.results[RunKey("null", 0)].loss != loaded.results[RunKey("baseline", 0)].loss
-    assert {each.summary["threads"] for each in loaded.results.values()} == {loaded.plan.content["threads"]}
+    assert {each.summary["threads"] for each in loaded.results.values()} == {loaded.plan.record.threads}
     by_hand = ["--config", "out/configs/relu.yaml", "--seed_everything=1", "--data.seed=1", "--trainer.run_dir=hand"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(loaded.plan.content["threads"])}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(loaded.plan.record.threads)}
     command = [sys.executable, "-m", "lightning_llm", "fit", *by_hand]
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     both = [folder / run for run in ("out/runs/relu,seed=1", "hand")]
@@ -520,8 +516,8 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
     files = [next((run / "checkpoints").glob("step-*.ckpt")) for run in both]
     weights = [torch.load(file, weights_only=False)["state_dict"] for file in files]
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
-    assert loaded.cost["sides"].keys() == {"baseline", "relu"}
-    assert loaded.cost["sides"]["relu"]["peak_bytes"] > 0
+    assert loaded.cost.variants.keys() == {"baseline", "relu"}
+    assert loaded.cost.variants["relu"].peak_bytes > 0
     assert "one variant after another: out/logs/measure.txt says how far it is" in (folder / "out.txt").read_text()
     assert "measuring relu and the baseline" in (folder / "out/logs/measure.txt").read_text()
     assert start(folder, "extend", "out", "--pairs", "1", "--workers", "2").wait() == 0
@@ -598,51 +594,54 @@ class Widths(matching.Match):
 
     name = "work"
     caveat = "Work is tokens times parameters."
-    facts: ClassVar = {"work": POSITIVE}
-
-    def counted(self, arm):
-        return {"work": 1.0 * cost.parameters_of(arm.architecture) * arm.data.tokens_per_step * arm.steps}
-
-    def matched(self, base, variant, solved):
-        base_parameters, parameters = (cost.parameters_of(arm.architecture) for arm in (base, variant))
-        scale = base_parameters / parameters
-        return matching.Matched(matching.scaled_options(self.name, variant, base.steps, scale))
+    facts: ClassVar = ("work",)
 
     def closeness(self, base, variant):
-        return variant["work"] / base["work"]
+        base_work, work = (each["parameters"] * each["tokens_per_step"] * each["steps"] for each in (base, variant))
+        return work / base_work
 
 
-def test_a_matching_rule_is_a_class_and_a_line_of_the_table(folder, monkeypatch, capsys):
+def match_work(base, variant, solved):
+    base_parameters, parameters = (cost.parameters_of(each.architecture) for each in (base, variant))
+    scale = base_parameters / parameters
+    options = fit_matching.scaled_options(Widths.name, variant, base.steps, scale)
+    steps = options.get("trainer.max_steps", base.steps)
+    return fit_matching.Matched(options, {"work": 1.0 * parameters * variant.data.tokens_per_step * steps})
+
+
+def test_a_matching_rule_is_a_class_a_function_and_a_line_of_each_table(folder, monkeypatch, capsys):
     wide = {"wide": {"model.architecture.intermediate_size": 512}}
     run = planned(monkeypatch, variants=wide, looks=[2], match="work")
     assert run() == 2
     assert "match is 'work', expected one of tokens, flops, time, parameters=model" in the_line(capsys)
     monkeypatch.setitem(matching.MATCHES, Widths.name, Widths())
-    monkeypatch.setitem(matching.FACTS, "work", POSITIVE)  # which MATCHES gives when the module is imported
+    monkeypatch.setitem(fit_matching.MATCHING, Widths.name, match_work)
+    for module in (fit_matching, report):  # MATCHES gives it when the module is imported
+        monkeypatch.setattr(module, "FACTS", (*matching.FACTS, "work"))
     assert run() == 0
-    side = json.loads(Path("out", PLAN).read_text())["sides"]["wide"]
-    assert side["steps"] == 2 < 6
-    assert side["ratio"] == pytest.approx(1, abs=0.2)
+    variant = json.loads(Path("out", PLAN).read_text())["variants"]["wide"]
+    assert variant["steps"] == 2 < 6
+    assert variant["ratio"] == pytest.approx(1, abs=0.2)
     capsys.readouterr()
     assert main(["ablate", "report", "out"]) == 0
     printed = capsys.readouterr().out
-    assert f"Matched: work (wide {side['ratio']:.2f} times the baseline's)." in printed
+    assert f"Matched: work (wide {variant['ratio']:.2f} times the baseline's)." in printed
     assert "Work is tokens times parameters." in printed
-    report = json.loads(Path("out", "report.json").read_text())
-    assert report["match"] == "work"
-    assert report["variants"]["wide"]["work"] == side["work"] > 0
+    reported = json.loads(Path("out", "report.json").read_text())
+    assert reported["match"] == "work"
+    assert reported["variants"]["wide"]["work"] == variant["facts"]["work"] > 0
 
 
 def test_options_of_one_variant_are_joined_and_metric_and_tune_are_options(folder, monkeypatch):
-    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     rate = "model.optimizer.init_args.lr"
     words = ["--vary", f"{MLP}=relu", "--with", "model.architecture.qk_norm=true", "--vary", f"{MLP}=gelu"]
     words += ["--metric", "bits_per_byte", "--tune", rate, "--pairs", "2", "--out", "out"]
     assert main(["ablate", "run", "--baseline", "base.yaml", *words]) == 0
-    plan = json.loads(Path("out", PLAN).read_text())
+    experiment = json.loads(Path("out", PLAN).read_text())["experiment"]
     both = {MLP: "relu", "model.architecture.qk_norm": "true"}
-    assert plan["variants"] == {"relu+qk_norm=true": both, "gelu": {MLP: "gelu"}}
-    assert (plan["metric"], plan["tune"]["option"]) == ("bits_per_byte", rate)
+    assert experiment["variants"] == {"relu+qk_norm=true": both, "gelu": {MLP: "gelu"}}
+    assert (experiment["metric"], experiment["tune"]["option"]) == ("bits_per_byte", rate)
 
 
 @pytest.mark.parametrize("words", [["ablate", "status"], ["ablate", "report"], ["compare"]])

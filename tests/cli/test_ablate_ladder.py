@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.ladder import LADDER, PROMISES, read_ladder
+from lightning_llm.ablate.ladder import LADDER, PREDICTIONS, folder_of_size, prediction_of, read_ladder
 from lightning_llm.ablate.plan import PLAN, Plan
 from lightning_llm.accounting.sizing import SHAPE
 from lightning_llm.cli import ablate_ladder
@@ -45,27 +45,30 @@ def write(**changes):
 @pytest.fixture
 def planned(monkeypatch):
     """``planned(words)``: plan a ladder without running anything; the exit status."""
-    monkeypatch.setattr("lightning_llm.cli.ablate_run.carry_out", lambda *arguments: None)
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     return lambda *words: main(["ablate", "run", "lad.yaml", *words])
 
 
 def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
     assert planned() == 0
     ladder, computes = read_ladder(Path("runs/lad"))
-    plans = {size: Plan.read(ladder.folder(size)) for size in ladder.sizes}
-    assert not ladder.folder("100k").exists()
+    plans = {size: Plan.read(folder_of_size(ladder, size)) for size in ladder.sizes}
+    assert not folder_of_size(ladder, "100k").exists()
     assert computes.keys() == {"25k", "35k", "50k", "100k"}
     assert list(computes.values()) == sorted(computes.values())
-    sides = {size: plan.arms for size, plan in plans.items()}
-    for size, arms in sides.items():
-        assert arms["relu2"]["parameters"] == pytest.approx(arms["baseline"]["parameters"], rel=0.03), size
-    assert sides["25k"]["baseline"]["parameters"] < sides["50k"]["baseline"]["parameters"]
+    parameters = {
+        size: {name: variant.facts["parameters"] for name, variant in plan.variants.items()}
+        for size, plan in plans.items()
+    }
+    for size, counts in parameters.items():
+        assert counts["relu2"] == pytest.approx(counts["baseline"], rel=0.03), size
+    assert parameters["25k"]["baseline"] < parameters["50k"]["baseline"]
     assert [list(plan.experiment.looks) for plan in plans.values()] == [[2]] * 3
     assert "Written: runs/lad/report.html" in capsys.readouterr().out
-    hashes = [plan.content["hash"] for plan in plans.values()]
+    hashes = [plan.hash for plan in plans.values()]
     assert planned() == 0  # continues with the same plans
     assert main(["ablate", "run", "runs/lad"]) == 0
-    assert [Plan.read(ladder.folder(size)).content["hash"] for size in ladder.sizes] == hashes
+    assert [Plan.read(folder_of_size(ladder, size)).hash for size in ladder.sizes] == hashes
     assert main(["ablate", "report", "runs/lad"]) == main(["ablate", "status", "runs/lad"]) == 0
     capsys.readouterr()
     write(pairs=3)
@@ -75,10 +78,10 @@ def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
 
 @pytest.mark.slow
 def test_a_variant_with_parameters_that_size_does_not_count_keeps_its_shape_when_matched(folder, planned):
-    learned = {"learned": {"model.architecture.position": "learned"}}
+    variants = {"learned": {"model.architecture.position": "learned"}}
     match = {"parameters": {"option": "model.architecture.intermediate_size"}}
     write(
-        variants=learned,
+        variants=variants,
         options={"model.architecture.max_position_embeddings": 256},
         sizes=["25k", "50k"],
         predict=None,
@@ -91,7 +94,8 @@ def test_a_variant_with_parameters_that_size_does_not_count_keeps_its_shape_when
         for option in SHAPE:
             assert models["learned"][option] == models["baseline"][option], (size, option)
         assert models["learned"]["intermediate_size"] < models["baseline"]["intermediate_size"]
-        assert plan.arms["learned"]["parameters"] == pytest.approx(plan.arms["baseline"]["parameters"], rel=0.005)
+        learned, base = (plan.variants[name].facts["parameters"] for name in ("learned", "baseline"))
+        assert learned == pytest.approx(base, rel=0.005)
 
 
 @pytest.mark.slow
@@ -104,8 +108,8 @@ def test_the_smallest_size_of_a_shipped_ladder_can_be_planned(folder, planned):
     Path("configs").symlink_to(ROOT / "configs")
     assert planned() == 0
     [size] = smallest["sizes"]
-    arms = Plan.read(Path("runs", name, "sizes", size)).arms
-    assert arms.keys() >= {"baseline", *content["variants"]}
+    planned_variants = Plan.read(Path("runs", name, "sizes", size)).variants
+    assert planned_variants.keys() >= {"baseline", *content["variants"]}
 
 
 @pytest.mark.slow
@@ -157,7 +161,7 @@ def test_a_dry_run_leaves_nothing(folder, capsys):
     assert f" {1 + 4 + 2 * 6} " in capsys.readouterr().out  # the null variant ends with the first look
     assert main(["ablate", "run", "tuned.yaml", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert f" {13 + 2 * (4 * 2 + 4)} " in said  # of each arm, three values and the vertex, and the pairs
+    assert f" {13 + 2 * (4 * 2 + 4)} " in said  # of each variant, three values and the vertex, and the pairs
     assert "more if the grid of tuning grows" in " ".join(said.split())
     assert not Path("runs").exists()
 
@@ -197,7 +201,7 @@ def test_a_size_is_not_added_to_what_is_no_ladder(folder, planned, capsys):
     ):
         assert main(["ablate", "extend", *words]) == 2
         assert says in the_line(capsys)
-    assert not Path("runs/lad", PROMISES).exists()
+    assert not Path("runs/lad", PREDICTIONS).exists()
 
 
 @pytest.mark.slow
@@ -229,7 +233,7 @@ def test_a_folder_without_a_planned_size_has_no_report(folder, planned, capsys):
 
 
 @pytest.mark.slow
-def test_a_ladder_from_its_file_to_its_promise(folder):
+def test_a_ladder_from_its_file_to_its_prediction(folder):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
 
     def ablate(*words):
@@ -244,13 +248,13 @@ def test_a_ladder_from_its_file_to_its_promise(folder):
     report = json.loads(Path("runs/lad/report.json").read_text())
     assert [row["pairs"] for row in report["ladder"]["relu2"]["sizes"]] == [2, 2, 2]
     said = ablate("extend", "runs/lad", "--size", "100k")
-    promise = json.loads(Path("runs/lad", PROMISES, "100k.json").read_text())
-    assert json.loads(Path("runs/lad/sizes/100k", PLAN).read_text())["promise"] == promise["hash"]
-    low, high = promise["variants"]["relu2"]["prediction_interval"]
+    prediction = prediction_of(read_ladder(folder / "runs/lad")[0], "100k")
+    assert json.loads(Path("runs/lad/sizes/100k", PLAN).read_text())["prediction"] == prediction.hash
+    low, high = prediction.variants["relu2"].prediction_interval
     report = json.loads(Path("runs/lad/report.json").read_text())
-    (kept,) = report["promises"]
+    (kept,) = report["predictions"]
     assert kept["variants"]["relu2"]["hit"] == (low <= kept["variants"]["relu2"]["observed"] <= high)
-    assert f"relu2 at 100k: {'hit' if kept['variants']['relu2']['hit'] else 'miss'}: promised" in said
+    assert f"relu2 at 100k: {'hit' if kept['variants']['relu2']['hit'] else 'miss'}: predicted" in said
     shutil.move("runs/lad", "moved")
     assert "relu2 at 100k" in ablate("report", "moved")
     assert Path("moved", LADDER).exists()

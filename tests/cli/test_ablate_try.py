@@ -12,11 +12,11 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate import reuse
-from lightning_llm.ablate.arm import BASELINE
 from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.options import folder_name, varied
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan import PLAN, Plan
 from lightning_llm.ablate.results import losses_of, results_of
 from lightning_llm.ablate.stream import STREAM, Stream, folder_of
 from tests.ablate.test_experiment import ROOT
@@ -56,9 +56,9 @@ class Trainer:
         noise = random.Random(f"{run.seed} {architecture['mlp']} {architecture['rms_norm_eps']}").gauss(0, 0.02)
         loss = 2.0 + 0.01 * (run.seed % 7) + EFFECTS.get(architecture["mlp"], 0.0) + noise
         stream = json.loads((plan.out.parents[1] / STREAM).read_text())
-        facts = {"validation_batches": "1", "batches": "2", "steps": plan.arms[run.name]["steps"]}
+        facts = {"validation_batches": "1", "batches": "2", "steps": plan.variants[run.name].steps}
         facts |= {"initial_values": {"embed": "2x2 float32 00"}, "batches_at": {"4": "3"}}
-        facts |= {**stream["environment"], "threads": plan.content["threads"], "seconds": self.seconds}
+        facts |= {**stream["environment"], "threads": plan.record.threads, "seconds": self.seconds}
         (folder / "summary.json").write_text(json.dumps({"val_loss": loss, **facts}))
         (folder / "config.yaml").write_text("{}")
         (folder / "status.json").write_text(json.dumps({"status": "finished", "step": 6}))
@@ -87,7 +87,7 @@ def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, 
     assert "gelu: rejected (place 2 of the stream): the e-value is below 1." in said
     second = Plan.read(Path("s/ideas/0002-gelu"))
     assert yaml.safe_load(second.config(BASELINE).read_text())["model"]["architecture"]["mlp"] == "relu"
-    assert second.arms[BASELINE]["steps"] == verdict["steps"][1]
+    assert second.variants[BASELINE].steps == verdict["steps"][1]
     assert second.experiment.first_seed == 1000
     assert yaml.safe_load(Path("s/baseline.yaml").read_text())["model"]["architecture"]["mlp"] == "relu"
     assert main(["ablate", "try", "s", "--vary", f"{MLP}=geglu"]) == 3  # the baseline need not be named again
@@ -115,8 +115,8 @@ def test_runs_of_the_baseline_are_shared_until_an_idea_is_adopted(folder, traine
     assert attempt("--vary", f"{EPS}=1e-4") == 3
     assert "baseline,seed=1000" in trainer.trained
     last = Stream.read(Path("s")).verdicts[-1]
-    assert last["runs"] == 8
-    assert last["run_seconds"] == 8.0
+    assert last.runs == 8
+    assert last.run_seconds == 8.0
 
 
 def test_no_output_and_no_file_of_the_stream_shows_the_loss_of_a_seed(folder, trainer, capsys):
@@ -158,7 +158,7 @@ def test_the_same_idea_is_refused_unless_it_is_wanted_again(folder, trainer, cap
     assert f"Same {width}" in last
     assert attempt("--vary", GELU, "--match", width) == 3  # said again
     assert capsys.readouterr().out == last
-    assert [verdict["place"] for verdict in Stream.read(Path("s")).verdicts] == [1, 2, 3, 4, 5]
+    assert [verdict.place for verdict in Stream.read(Path("s")).verdicts] == [1, 2, 3, 4, 5]
 
 
 def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
@@ -172,7 +172,7 @@ def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
     trainer.most = None
     assert attempt("--vary", GELU) == 3
     assert len(trainer.trained) == len(set(trainer.trained)) == 8
-    assert [verdict["place"] for verdict in Stream.read(Path("s")).verdicts] == [1]
+    assert [verdict.place for verdict in Stream.read(Path("s")).verdicts] == [1]
     trainer.most = 3
     assert attempt("--vary", RELU) == 130
     assert "0002-relu has no verdict yet" in (main(["ablate", "status", "s"]), capsys.readouterr().out)[1]
@@ -248,7 +248,7 @@ def test_a_stream_stays_what_it_began_as(folder, trainer, capsys, monkeypatch):
     Path("base.yaml").write_text(yaml.safe_dump(CONFIG) + "# changed\n")
     assert attempt("--vary", RELU) == 2
     assert "--baseline is not what s began with" in the_line(capsys)
-    monkeypatch.setattr("lightning_llm.cli.ablate_try.environment", lambda setup: {"package": "another"})
+    monkeypatch.setattr("lightning_llm.cli.ablate_fit.environment", lambda base: {"package": "another"})
     assert main(["ablate", "try", "s", "--vary", RELU]) == 2
     line = the_line(capsys)
     assert "s began with another" in line
@@ -275,8 +275,8 @@ def test_two_calls_at_once_wait_for_each_other(folder):
         _, errors = process.communicate()
         assert process.returncode in (0, 3), errors
     verdicts = Stream.read(Path("s")).verdicts
-    assert [verdict["place"] for verdict in verdicts] == [1, 2]
-    assert {verdict["name"] for verdict in verdicts} == {"relu", "gelu"}
+    assert [verdict.place for verdict in verdicts] == [1, 2]
+    assert {verdict.name for verdict in verdicts} == {"relu", "gelu"}
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(folder, trainer, capsys):
@@ -303,13 +303,13 @@ def test_a_stream_without_an_idea_begins_anew(folder, trainer):
     assert yaml.safe_load(Path("s/first.yaml").read_text())["trainer"]["max_steps"] == 4
 
 
-def diverge(trainer, arm, seeds):
-    """Let runs of an arm with these seeds diverge."""
+def diverge(trainer, variant, seeds):
+    """Let runs of a variant with these seeds diverge."""
     write = trainer.write
 
     def instead(plan, run):
         write(plan, run)
-        if run.name == arm and run.seed in seeds:
+        if run.name == variant and run.seed in seeds:
             status = {"status": "diverged", "step": 3, "reason": "loss is nan"}
             (plan.run_dir(run) / "status.json").write_text(json.dumps(status))
 
@@ -348,10 +348,12 @@ def test_runs_that_are_no_pairs_can_be_given_up(folder, trainer, capsys):
 def test_an_idea_whose_plan_cannot_be_read_is_set_aside(folder, trainer, capsys):
     trainer.most = 3
     assert attempt("--vary", GELU) == 130
-    Path("s/ideas/0001-gelu/code/lightning_llm/__init__.py").write_text("edited")
+    Path("s/ideas/0001-gelu", PLAN).write_text("{")
     capsys.readouterr()
     assert main(["ablate", "try", "s", "--give-up"]) == 2
-    assert "was changed after the start" in the_line(capsys)
+    line = the_line(capsys)
+    assert f"s/ideas/0001-gelu/{PLAN} is no file of this program" in line
+    assert "the idea was taken out of the stream, to s/damaged/0001-gelu-" in line
     assert len(list(Path("s/damaged").iterdir())) == 1
     trainer.most = None
     assert attempt("--vary", RELU) == 0
@@ -463,7 +465,7 @@ def test_a_call_that_waited_for_one_that_was_killed_finishes_its_idea_first(fold
     assert "finishing that idea first" in shown.err
     assert "gelu: rejected" in shown.err
     assert json.loads(shown.out)["name"] == "relu"
-    assert [(each["place"], each["name"]) for each in Stream.read(Path("s")).verdicts] == [(1, "gelu"), (2, "relu")]
+    assert [(each.place, each.name) for each in Stream.read(Path("s")).verdicts] == [(1, "gelu"), (2, "relu")]
     assert len(trainer.trained) == len(set(trainer.trained))
 
 

@@ -14,7 +14,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.io.trust import TRUSTED, custom_paths
 
-SHELL = {"class_path": "lightning_llm.cli.ablate.subprocess.Popen", "init_args": {"args": "touch ran", "shell": True}}
+SHELL = {"class_path": "lightning_llm.ablate.slurm.subprocess.Popen", "init_args": {"args": "touch ran", "shell": True}}
 LAMBDA = {"class_path": "lightning.pytorch.callbacks.LambdaCallback"}
 STRANGER = """
 import pathlib
@@ -72,7 +72,7 @@ def nested(name, value):
         ("trainer.accelerator", json.dumps(SHELL)),
         ("trainer.max_time", {"hours": SHELL}),
         ("model.optimizer", SHELL),
-        ("model.optimizer", {"class_path": "lightning_llm.cli.ablate.subprocess.run", **SHELL}),
+        ("model.optimizer", {"class_path": "lightning_llm.ablate.slurm.subprocess.run", **SHELL}),
         ("model.schedule", SHELL),
         ("model.groups", [{"pattern": SHELL}]),
         ("model.architecture.rope_scaling", {"rope_type": "linear", "factor": SHELL}),
@@ -81,7 +81,7 @@ def nested(name, value):
             "model.architecture.mlp",
             {"class_path": "mixture_of_experts", "init_args": {"num_experts": json.dumps(SHELL)}},
         ),
-        ("model.architecture.mlp", "lightning_llm.cli.ablate.subprocess.Popen"),
+        ("model.architecture.mlp", "lightning_llm.ablate.slurm.subprocess.Popen"),
         ("model.architecture.mlp", "lightning_llm.training.module.LightningModule"),
         ("model.architecture.mup", SHELL),
         ("trainer.callbacks", [{**LAMBDA, "init_args": {"setup": "lightning_llm.cli.stdio.os.system"}}]),
@@ -161,7 +161,7 @@ def test_an_experiment_is_looked_into_too(stranger, monkeypatch, capsys):
     def stop(*words):
         raise ValueError("stopped")
 
-    monkeypatch.setattr("lightning_llm.cli.ablate_arm.read_arm", stop)
+    monkeypatch.setattr("lightning_llm.cli.ablate_fit.read_variant", stop)
     Path("theirs.yaml").write_text(yaml.safe_dump({"model": {"optimizer": f"{stranger}.optimizer"}}))
     variants = {"a": {"trainer": {"callbacks": [f"{stranger}.Class"]}}}
     Path("experiment.yaml").write_text(yaml.safe_dump({"baseline": "theirs.yaml", "variants": variants}))

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.cli.ablate_arm import read_arm
+from lightning_llm.cli.ablate_fit import read_variant
 from lightning_llm.model.parts import BUILT_IN
 from lightning_llm.training.run_config import read_config
 
@@ -130,9 +130,9 @@ def test_a_variant_of_an_experiment_gives_arguments_by_name(flags, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     option = "model.architecture.attention"
     given = [*flags(), *command_line_of({option: "sliding_window", f"{option}.window": 8})]
-    assert read_arm("v", [], given).options["model"]["architecture"]["attention"] == SLIDING
+    assert read_variant("v", [], given).options["model"]["architecture"]["attention"] == SLIDING
     with pytest.raises(ValueError, match="v: attention 'sliding_window' has no argument 'windo': it takes window"):
-        read_arm("v", [], [*given, *command_line_of({f"{option}.windo": 8})])
+        read_variant("v", [], [*given, *command_line_of({f"{option}.windo": 8})])
 
 
 FOREIGN = """

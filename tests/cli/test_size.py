@@ -11,7 +11,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.accounting.sizing import sizing_for
 from lightning_llm.cli.ablate import _split
-from lightning_llm.cli.ablate_arm import read_arm
+from lightning_llm.cli.ablate_fit import read_variant
 from lightning_llm.cli.train import cli_main
 from lightning_llm.model.transformer import Transformer
 
@@ -187,15 +187,17 @@ def test_mistakes_are_one_line(base, capfd, command, words, problem):
     assert problem in line
 
 
-def test_an_arm_of_an_experiment_has_the_resolved_options(base):
-    arm = read_arm("baseline", [base], ["--size=4k", "--tokens_per_parameter=1", "--model.architecture.mlp=relu"])
-    assert not {"size", "tokens_per_parameter", "repeat"} & arm.options.keys()
-    assert arm.steps == sizing_for(BASE, 4000, 1.0).options["trainer.max_steps"]
-    assert arm.architecture.mlp == "relu"
+def test_a_variant_of_an_experiment_has_the_resolved_options(base):
+    words = ["--size=4k", "--tokens_per_parameter=1", "--model.architecture.mlp=relu"]
+    variant = read_variant("baseline", [base], words)
+    assert not {"size", "tokens_per_parameter", "repeat"} & variant.options.keys()
+    assert variant.steps == sizing_for(BASE, 4000, 1.0).options["trainer.max_steps"]
+    assert variant.architecture.mlp == "relu"
     null = [f"--{name}=null" for name in ("size", "tokens_per_parameter", "repeat")]
-    assert read_arm("baseline", [base], ["--size=4k", "--repeat", *null]).trainer.sizing is None  # the last word wins
+    last = read_variant("baseline", [base], ["--size=4k", "--repeat", *null])
+    assert last.trainer.sizing is None  # the last word wins
     with pytest.raises(ValueError, match="baseline: size 10 cannot be made"):
-        read_arm("baseline", [base], ["--size=10"])
+        read_variant("baseline", [base], ["--size=10"])
 
 
 def test_words_of_ablate_that_belong_to_fit():

@@ -1,14 +1,15 @@
-"""Which arms may be compared: what would make their losses incomparable, or leave a run without one, is refused."""
+"""Which variants may be compared: what would make their losses incomparable, or leave a run without one, is refused."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_llm.ablate.arm import Arm
+from lightning_llm.ablate.fit.variant import Variant
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.validated import LIMIT, is_whole
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.runs.options import ClassPath, shown_option
+from lightning_llm.statistics import pairing
 from lightning_llm.training.metrics import BITS
 
 FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
@@ -19,11 +20,12 @@ OTHER_LENGTH = "match says how many steps a variant has: leave it out"
 OTHER_VALUES = "a pair starts from the same values: give it to the baseline, or leave it out"
 OTHER_CAPTURE = "times of a captured and of another step are not compared: give it to the baseline, or leave it out"
 OTHER_BATCHES = "a pair needs the same batches and validation text: leave it out"
+SETTINGS = {"trainer.precision": "precision", "trainer.tf32": "tf32"}  # may change, with its field of a summary
 KEEPING = ("optimizer", "schedule")  # of the model: another class keeps the arguments that it also has
 OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
 
 
-def refuse_unsuitable(base: Arm, metrics: Sequence[str]) -> None:
+def refuse_unsuitable(base: Variant, metrics: Sequence[str]) -> None:
     """Refuse a baseline whose runs have no result to compare.
 
     Raises:
@@ -42,27 +44,27 @@ def refuse_unsuitable(base: Arm, metrics: Sequence[str]) -> None:
     _ = base.steps  # it is known
 
 
-def refuse_incomparable(base: Arm, arm: Arm, metrics: Sequence[str]) -> None:
+def refuse_incomparable(base: Variant, variant: Variant, metrics: Sequence[str]) -> None:
     """Refuse a variant whose runs would be no pairs with those of the baseline.
 
     Raises:
         ValueError: It changes data, validation, the number of steps, or the scale of the initial values.
     """
-    if first := next(_changes(base, arm, metrics), None):
-        raise ValueError(f"{arm.name} changes {': '.join(first)}")
+    if first := next(_changes(base, variant, metrics), None):
+        raise ValueError(f"{variant.name} changes {': '.join(first)}")
 
 
-def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _changes(base: Variant, variant: Variant, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each option that makes the losses incomparable, and what to do about it."""
     for name in OF_INITIAL_VALUES:
-        if getattr(base.architecture, name) != getattr(arm.architecture, name):
+        if getattr(base.architecture, name) != getattr(variant.architecture, name):
             yield f"{ARCHITECTURE_PREFIX}{name}", OTHER_VALUES
-    base_data, data = base.options["data"], arm.options["data"]
+    base_data, data = base.options["data"], variant.options["data"]
     names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
     changed = [name for name in names if base_data.get(name) != data.get(name)]
-    has_bytes = None not in (base.data.bytes_per_token, arm.data.bytes_per_token)
+    has_bytes = None not in (base.data.bytes_per_token, variant.data.bytes_per_token)
     advice = OTHER_BATCHES
-    if set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(arm):
+    if set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(variant):
         is_part = bool(changed) and not is_whole(base.options["trainer"].get("limit_val_batches"))
         changed = [] if {*metrics} == {BITS} and not is_part else changed
         advice = f"losses per token cannot be compared: set metric: {BITS}, which the same text allows"
@@ -70,26 +72,40 @@ def _changes(base: Arm, arm: Arm, metrics: Sequence[str]) -> Iterator[tuple[str,
             advice = f"another tokenizer has other windows: set {LIMIT} to 1.0, and metric: {BITS}"
     yield from ((f"data.{name}", advice) for name in changed)
     for name in PAIRED:
-        if base.options["trainer"].get(name) != arm.options["trainer"].get(name):
+        if base.options["trainer"].get(name) != variant.options["trainer"].get(name):
             yield f"trainer.{name}", OTHER_LENGTH if name == "max_steps" else OTHER_BATCHES
-    if bool(base.options["trainer"].get("capture")) != bool(arm.options["trainer"].get("capture")):
+    if bool(base.options["trainer"].get("capture")) != bool(variant.options["trainer"].get("capture")):
         yield "trainer.capture", OTHER_CAPTURE
 
 
-def kept_lines(base: Arm, arm: Arm) -> list[str]:
+def excused_fields(base: Variant, variant: Variant, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of summaries in which a variant's runs may differ from the baseline's.
+
+    Args:
+        base: The baseline.
+        variant: The variant.
+        options: Those that it changes.
+    """
+    excused = [field for option, field in SETTINGS.items() if option in options]
+    if base.data.store.tokenizer_sha256 != variant.data.store.tokenizer_sha256:
+        excused += [pairing.BATCHES, pairing.VALIDATION_BATCHES]
+    return tuple(excused)
+
+
+def kept_lines(base: Variant, variant: Variant) -> list[str]:
     """What a variant with another class of optimizer or schedule has kept of the baseline's, a line for each.
 
     The parser keeps every argument that both classes have, such as the learning rate, unless the variant sets it.
     """
     lines = []
     for option in KEEPING:
-        (old_class, old), (new_class, new) = (_class_of(each.options["model"].get(option)) for each in (base, arm))
+        (old_class, old), (new_class, new) = (_class_of(each.options["model"].get(option)) for each in (base, variant))
         if not old_class or not new_class or old_class.path == new_class.path:
             continue
         kept = [f"{name} {shown_option(value)}" for name, value in new.items() if value and old.get(name) == value]
         what = f"{', '.join(kept) or 'no argument'} of the baseline's {old_class}"
         others = f"its other arguments are what the variant sets, or {new_class}'s defaults"
-        lines.append(f"{arm.name}: model.{option} {new_class} keeps {what}; {others}")
+        lines.append(f"{variant.name}: model.{option} {new_class} keeps {what}; {others}")
     return lines
 
 
@@ -100,6 +116,6 @@ def _class_of(value: Any) -> tuple[ClassPath | None, Mapping[str, Any]]:
     return ClassPath(value[CLASS_PATH]), value.get(INIT_ARGS) or {}
 
 
-def _text_of(arm: Arm) -> list[tuple[int, int]]:
+def _text_of(variant: Variant) -> list[tuple[int, int]]:
     """Bytes and documents of the validation text."""
-    return [(source.store.splits["val"].bytes, source.store.splits["val"].documents) for source in arm.data.sources]
+    return [(source.store.splits["val"].bytes, source.store.splits["val"].documents) for source in variant.data.sources]

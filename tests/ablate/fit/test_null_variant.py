@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_llm.ablate.null_variant import RedrawMLP
+from lightning_llm.ablate.fit.null_variant import RedrawMLP
 from lightning_llm.model.block import Block
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -88,7 +88,7 @@ def test_each_layer_and_each_seed_has_values_of_its_own():
     assert not torch.equal(ups[0][0], ups[0][1])
 
 
-HERE = "tests.ablate.test_null_variant"
+HERE = "tests.ablate.fit.test_null_variant"
 
 
 def test_what_a_constructor_sets_is_made_again_too():

@@ -1,4 +1,4 @@
-"""The cost of an arm: parameters and FLOPs, counted; time and memory of a step, measured alone.
+"""The cost of a variant of ``fit``: parameters and FLOPs, counted; time and memory of a step, measured alone.
 
 Baseline and variant are timed interleaved. A step is what ``fit`` does: read the batch, forward, backward, clip,
 update. On a CPU, peak memory is counted operator by operator (``measure.meter``); on CUDA, by the allocator. Steps run
@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from lightning_llm.ablate.arm import Arm
-from lightning_llm.ablate.ratios import median_interval
+from lightning_llm.ablate.fit.variant import Variant
+from lightning_llm.ablate.ratios import Cost, StepCost, median_interval
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import cpu_name
 from lightning_llm.measure.gauges import resident_bytes
@@ -29,24 +29,24 @@ from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.capture import CapturedLoss
 from lightning_llm.training.measured_parts import measure_parts
 
-# Of two equal arms on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
+# Of two equal variants on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
 # ±0.9% after 300; the signs of consecutive ratios are independent.
 ROUNDS, LEAST_ROUNDS, WARM_UP = 300, 20, 3
-BUDGET_S = 60.0  # for both arms together; LEAST_ROUNDS rounds are taken in any case
+BUDGET_S = 60.0  # for both variants together; LEAST_ROUNDS rounds are taken in any case
 
 
 class TrainingSteps:
-    """Runs training steps of a copy of an arm."""
+    """Runs training steps of a copy of a variant."""
 
-    def __init__(self, arm: Arm) -> None:
-        self.device = arm.trainer.strategy.root_device
-        model, data = copy.deepcopy(arm.model), copy.copy(arm.data)  # the model has no weights yet
-        model.architecture, model.seed = arm.architecture, 0
+    def __init__(self, variant: Variant) -> None:
+        self.device = variant.trainer.strategy.root_device
+        model, data = copy.deepcopy(variant.model), copy.copy(variant.data)  # the model has no weights yet
+        model.architecture, model.seed = variant.architecture, 0
         model.configure_model()
-        self._precision = arm.trainer.precision_plugin
-        self._clip = arm.trainer.gradient_clip_val, arm.trainer.gradient_clip_algorithm
+        self._precision = variant.trainer.precision_plugin
+        self._clip = variant.trainer.gradient_clip_val, variant.trainer.gradient_clip_algorithm
         self.model = self._precision.convert_module(model).to(self.device).train()
-        self._loss_of = CapturedLoss(self.model) if getattr(arm.trainer, "capture", False) else self.model.loss
+        self._loss_of = CapturedLoss(self.model) if getattr(variant.trainer, "capture", False) else self.model.loss
         data.setup("fit")
         self._micro_batches = data.accumulation
         self._batches = itertools.chain.from_iterable(data.train_dataloader() for _ in itertools.count())
@@ -78,12 +78,12 @@ class TrainingSteps:
         return resident_bytes() + 2 * (self.peak_bytes() or 0)
 
 
-def flops_of(arm: Arm) -> int | None:
+def flops_of(variant: Variant) -> int | None:
     """FLOPs of its optimizer step, without what is recomputed; ``None`` for parts that cannot be counted."""
-    config, tokens = arm.architecture, arm.data.tokens_per_step
+    config, tokens = variant.architecture, variant.data.tokens_per_step
     try:
-        length = arm.data.context_length
-        measured = measure_parts(config, str(arm.trainer.precision), length)
+        length = variant.data.context_length
+        measured = measure_parts(config, str(variant.trainer.precision), length)
         return step_flops(config, tokens=tokens, context_length=length, measured=measured).model
     except ValueError:
         return None
@@ -95,8 +95,10 @@ def parameters_of(config: Any) -> int:
         return sum(parameter.numel() for parameter in Transformer(config).parameters())
 
 
-def time_pair(baseline: Arm, variant: Arm, rounds: int = ROUNDS) -> tuple[TrainingSteps, TrainingSteps, list[Timing]]:
-    """The steps of both arms and their times, interleaved."""
+def time_pair(
+    baseline: Variant, variant: Variant, rounds: int = ROUNDS
+) -> tuple[TrainingSteps, TrainingSteps, list[Timing]]:
+    """The steps of both variants and their times, interleaved."""
     steps = TrainingSteps(baseline), TrainingSteps(variant)
     functions = {"baseline": steps[0].step, "variant": steps[1].step}
     limits: dict[str, Any] = {"rounds": rounds, "least": min(rounds, LEAST_ROUNDS), "budget_s": BUDGET_S}
@@ -104,32 +106,43 @@ def time_pair(baseline: Arm, variant: Arm, rounds: int = ROUNDS) -> tuple[Traini
     return (*steps, list(timings.values()))
 
 
-def measure(names: Sequence[str], make: Callable[[str], Arm], say: Callable[[str], object]) -> dict[str, Any]:
-    """Time and memory of each arm.
+def measure(plan: str, names: Sequence[str], make: Callable[[str], Variant], say: Callable[[str], object]) -> Cost:
+    """Time and memory of each variant, as ``cost.json`` holds them.
 
     Args:
+        plan: The hash of the plan.
         names: The baseline's first, then the variants'.
-        make: Makes an arm.
+        make: Makes a variant.
         say: Called with a line before each pair.
     """
-    arms: dict[str, Any] = {}
-    rounds, start = ROUNDS, _clock()
+    costs: dict[str, StepCost] = {}
+    rounds = ROUNDS
+    start = _clock()
     for name in names[1:]:
         say(f"measuring {name} and the {names[0]}, interleaved")
         base, variant, (base_timing, variant_timing) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
         rounds = min(rounds, len(base_timing.samples))
-        base_s = arms.setdefault(names[0], _row(base, base_timing, base_timing))["step_s"]
-        row = _row(variant, variant_timing, base_timing)
-        # the machine may be slower now than for the first pair: the ratio is what both arms measured together
-        arms[name] = row | {f"step{suffix}_s": row[f"ratio{suffix}"] * base_s for suffix in ("", "_p20", "_p80")}
+        if names[0] not in costs:
+            costs[names[0]] = _cost(base, base_timing, Timing((1.0,) * len(base_timing.samples)))
+        ratios = Timing(tuple(variant_timing.ratios_to(base_timing)))
+        # the machine may be slower now than for the first pair: the ratio is what both measured together
+        base_s = costs[names[0]].step_s
+        costs[name] = _cost(variant, Timing(tuple(ratio * base_s for ratio in ratios.samples)), ratios)
         device = base.device
         del base, variant
         gc.collect()
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    facts = {"machine": machine, "threads": torch.get_num_threads(), "date": datetime.date.today().isoformat()}
     wall_s, others_s = (now - then for now, then in zip(_clock(), start, strict=True))
-    facts["other_cores"] = others_s / wall_s if others_s == others_s else None
-    return {**facts, "torch": torch.__version__, "rounds": rounds, "sides": arms}
+    return Cost(
+        plan=plan,
+        machine=machine,
+        threads=torch.get_num_threads(),
+        date=datetime.date.today().isoformat(),
+        torch=str(torch.__version__),
+        rounds=rounds,
+        other_cores=others_s / wall_s if others_s == others_s else None,
+        variants=costs,
+    )
 
 
 def _clock() -> tuple[float, float]:
@@ -144,8 +157,15 @@ def _clock() -> tuple[float, float]:
     return time.monotonic(), busy_s - process_times.user - process_times.system
 
 
-def _row(steps: TrainingSteps, timing: Timing, base: Timing) -> dict[str, Any]:
-    ratios = Timing(tuple(timing.ratios_to(base)))
-    times: dict[str, Any] = {"step_s": timing.median, "step_p20_s": timing.p20, "step_p80_s": timing.p80}
-    times |= {"ratio": ratios.median, "ratio_p20": ratios.p20, "ratio_p80": ratios.p80}
-    return {**times, "ratio_interval": median_interval(ratios.samples), "peak_bytes": steps.peak_bytes()}
+def _cost(steps: TrainingSteps, timing: Timing, ratios: Timing) -> StepCost:
+    """What a step of a variant costs, by its times and their ratios to the baseline's."""
+    return StepCost(
+        step_s=timing.median,
+        step_p20_s=timing.p20,
+        step_p80_s=timing.p80,
+        ratio=ratios.median,
+        ratio_p20=ratios.p20,
+        ratio_p80=ratios.p80,
+        ratio_interval=median_interval(ratios.samples),
+        peak_bytes=steps.peak_bytes(),
+    )

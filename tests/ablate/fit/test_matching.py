@@ -1,13 +1,14 @@
-"""Equal cost on both arms: the options that match a variant with its baseline."""
+"""Equal cost on both variants: the options that match a variant with its baseline."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from lightning_llm import ModelConfig
-from lightning_llm.ablate import cost
-from lightning_llm.ablate.arm import Arm
-from lightning_llm.ablate.matching import MATCHES, Matched, facts_of, matched_within, scaled_options
+from lightning_llm.ablate.fit import cost
+from lightning_llm.ablate.fit.matching import MATCHING, Matched, facts_of, scaled_options
+from lightning_llm.ablate.fit.variant import Variant
+from lightning_llm.ablate.matching import MATCHES, matched_within
 from lightning_llm.measure.timer import Timing
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -15,45 +16,54 @@ SIZES = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_atten
 WIDTH = "model.architecture.intermediate_size"
 
 
-def arm(name, steps=100, schedule=None, given=None, **options):
+def variant(name, steps=100, schedule=None, given=None, **options):
     data = SimpleNamespace(vocab_size=50, tokens_per_step=256, context_length=16)
     trainer = SimpleNamespace(max_steps=steps, precision="32-true")
     model = SimpleNamespace(architecture=ModelConfig(**SIZES, **options), schedule=schedule)
-    return Arm(name, {"model": {"schedule": given}}, model, data, trainer)
+    return Variant(name, {"model": {"schedule": given}}, model, data, trainer)
 
 
 def timed(monkeypatch, *ratios):
-    """Timings of both arms, in place of real ones: a step of the baseline takes 1, 2, 3, … seconds."""
+    """Timings of both variants, in place of real ones: a step of the baseline takes 1, 2, 3, … seconds."""
     base = tuple(float(n + 1) for n in range(len(ratios)))
     timings = [Timing(base), Timing(tuple(a * b for a, b in zip(base, ratios, strict=True)))]
     monkeypatch.setattr(cost, "time_pair", lambda base, variant: (None, None, timings))
 
 
 def matched(match, solved, base, variant):
-    return MATCHES[match].matched(base, variant, solved)
+    return MATCHING[match](base, variant, solved)
 
 
-BASE, GELU, WIDE = arm("baseline"), arm("gelu", mlp="gelu"), arm("wide", intermediate_size=512)
+def closeness(match, base, variant):
+    """By what a plan records of both."""
+    return MATCHES[match].closeness(*({"steps": each.steps, **facts_of(each, Matched())} for each in (base, variant)))
+
+
+def test_each_rule_is_carried_out():
+    assert MATCHES.keys() == MATCHING.keys()
+
+
+BASE, GELU, WIDE = variant("baseline"), variant("gelu", mlp="gelu"), variant("wide", intermediate_size=512)
 
 
 def test_tokens_change_nothing():
     assert matched("tokens", None, BASE, WIDE) == Matched()
-    assert MATCHES["tokens"].closeness(facts_of(BASE, Matched()), facts_of(WIDE, Matched())) == 1.0
+    assert closeness("tokens", BASE, WIDE) == 1.0
 
 
 def test_flops_scale_the_steps():
     options = matched("flops", None, BASE, WIDE).options
-    wide = facts_of(arm("wide", options["trainer.max_steps"], intermediate_size=512), Matched())
-    assert wide["steps"] < 100
-    assert MATCHES["flops"].closeness(facts_of(BASE, Matched()), wide) == pytest.approx(1, abs=0.01)
+    wide = variant("wide", options["trainer.max_steps"], intermediate_size=512)
+    assert wide.steps < 100
+    assert closeness("flops", BASE, wide) == pytest.approx(1, abs=0.01)
 
 
 def test_parameters_are_solved_for():
     options = matched("parameters", WIDTH, BASE, GELU).options
-    gelu = facts_of(arm("gelu", mlp="gelu", intermediate_size=options[WIDTH]), Matched())
-    assert MATCHES["parameters"].closeness(facts_of(BASE, Matched()), gelu) == pytest.approx(1, abs=0.005)
+    gelu = variant("gelu", mlp="gelu", intermediate_size=options[WIDTH])
+    assert closeness("parameters", BASE, gelu) == pytest.approx(1, abs=0.005)
     layers = {**SIZES, "num_hidden_layers": 3}
-    deep = Arm("deep", {}, SimpleNamespace(architecture=ModelConfig(**layers)), BASE.data, BASE.trainer)
+    deep = Variant("deep", {}, SimpleNamespace(architecture=ModelConfig(**layers)), BASE.data, BASE.trainer)
     options = matched("parameters", "model.architecture.num_hidden_layers", BASE, deep).options
     assert options == {"model.architecture.num_hidden_layers": 2}
 
@@ -103,14 +113,14 @@ def test_steps_stay_as_they_are_inside_the_noise_of_the_timing(monkeypatch):
     ],
 )
 def test_steps_of_a_built_in_schedule_follow_those_of_the_run(schedule, scale, options):
-    found = scaled_options("flops", arm("a", schedule=schedule), 100, scale)
+    found = scaled_options("flops", variant("a", schedule=schedule), 100, scale)
     assert found.pop("trainer.max_steps") == round(100 * scale)
     assert found == {f"model.schedule.init_args.{name}": value for name, value in options.items()}
 
 
 def test_a_schedule_stays_as_it_is_if_the_steps_do():
-    assert scaled_options("flops", arm("a", schedule=WarmupCosine(warmup_steps=10)), 100, 1.004) == {}
-    assert scaled_options("flops", arm("a", schedule=lambda optimizer: None), 100, 1.0) == {}
+    assert scaled_options("flops", variant("a", schedule=WarmupCosine(warmup_steps=10)), 100, 1.004) == {}
+    assert scaled_options("flops", variant("a", schedule=lambda optimizer: None), 100, 1.0) == {}
 
 
 class Own(Schedule):
@@ -133,7 +143,7 @@ class Longer(WarmupCosine):
 )
 @pytest.mark.parametrize("match", ["flops", "time"])
 def test_steps_of_an_unknown_schedule_are_refused(match, schedule, init_args, says):
-    mine = arm("mine", schedule=schedule, given={"class_path": "own.Own", "init_args": init_args}, mlp="gelu")
+    mine = variant("mine", schedule=schedule, given={"class_path": "own.Own", "init_args": init_args}, mlp="gelu")
     with pytest.raises(ValueError, match=f"^match: {match} changes trainer.max_steps of mine, but ") as caught:
         matched(match, None, BASE, mine)  # for time, before anything is timed
     assert says in str(caught.value)
@@ -142,14 +152,14 @@ def test_steps_of_an_unknown_schedule_are_refused(match, schedule, init_args, sa
 
 def test_an_unknown_schedule_without_steps_is_accepted():
     given = {"class_path": "own.Own", "init_args": {"share": 0.5, "restart": True, "warmup_steps": 0, "shape": "sqrt"}}
-    mine = arm("mine", schedule=Own(), given=given)
+    mine = variant("mine", schedule=Own(), given=given)
     assert scaled_options("time", mine, 100, 0.5) == {"trainer.max_steps": 50}
-    assert scaled_options("time", arm("mine", schedule=Own(), given="own.Own"), 100, 2) != {}
+    assert scaled_options("time", variant("mine", schedule=Own(), given="own.Own"), 100, 2) != {}
 
 
 def test_a_run_of_unknown_length_is_refused():
     with pytest.raises(ValueError, match=r"give trainer\.max_steps"):
-        _ = arm("baseline", steps=-1).steps
+        _ = variant("baseline", steps=-1).steps
 
 
 def test_matched_within_covers_the_interval_and_the_rounding():

@@ -1,15 +1,13 @@
-"""The arms of an experiment: the baseline, and each variant that is compared with it."""
+"""A variant of an experiment, or its baseline, as ``fit`` reads it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"  # arms of every experiment, besides its variants
-
 
 @dataclasses.dataclass
-class Arm:
+class Variant:
     """The baseline or a variant, as ``fit`` reads it; nothing is trained.
 
     Attributes:
@@ -43,10 +41,11 @@ class Arm:
             raise ValueError(f"{self.name}: give trainer.max_steps: a comparison needs runs of a known length")
         return int(self.trainer.max_steps)
 
+    @property
+    def initial_weights(self) -> str:
+        """Where its initial weights come from; empty: they are drawn."""
+        return str(getattr(self.model, "init_from", None) or "")
 
-ReadArm = Callable[[str, Sequence[str | Path], Sequence[str]], Arm]  # its name, its configs, and arguments that follow
 
-
-def titled(name: str) -> str:
-    """An arm within a sentence."""
-    return f"the {name}" if name == BASELINE else name
+# Reads a variant: its name, its configs, and arguments that follow
+ReadVariant = Callable[[str, Sequence[str | Path], Sequence[str]], Variant]

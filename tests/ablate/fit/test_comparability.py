@@ -1,10 +1,10 @@
-"""Which arms may be compared: the refusals, and what the losses per byte of one text allow."""
+"""Which variants may be compared: the refusals, and what the losses per byte of one text allow."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from lightning_llm.ablate.comparability import refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.fit.comparability import refuse_incomparable, refuse_unsuitable
 from lightning_llm.data.datamodule import TokenDataModule
 
 
@@ -17,7 +17,7 @@ class Data(TokenDataModule):
         pass
 
 
-def arm(name="variant", *, data=None, trainer=None, architecture=None, text=(1000, 3), bytes_per_token=1.0):
+def variant(name="variant", *, data=None, trainer=None, architecture=None, text=(1000, 3), bytes_per_token=1.0):
     counts = SimpleNamespace(bytes=text[0], documents=text[1])
     module = Data()
     module.sources = [SimpleNamespace(store=SimpleNamespace(splits={"val": counts}))]
@@ -46,21 +46,21 @@ def arm(name="variant", *, data=None, trainer=None, architecture=None, text=(100
 )
 def test_what_makes_losses_incomparable_is_refused(changes, says):
     with pytest.raises(ValueError, match=f"^variant {says}"):
-        refuse_incomparable(arm("baseline"), arm(**changes), ["val_loss"])
+        refuse_incomparable(variant("baseline"), variant(**changes), ["val_loss"])
 
 
 def test_what_changes_no_batch_is_allowed_and_other_tokenizers_where_bytes_count():
-    free = arm(data={"num_workers": 2, "micro_batch_size": 4, "predict_prompts": ["a"]}, trainer={"precision": 16})
-    refuse_incomparable(arm("baseline"), free, ["val_loss"])
-    refuse_incomparable(arm("baseline"), arm(data={"tokenizer": "char"}), ["bits_per_byte"])
+    free = variant(data={"num_workers": 2, "micro_batch_size": 4, "predict_prompts": ["a"]}, trainer={"precision": 16})
+    refuse_incomparable(variant("baseline"), free, ["val_loss"])
+    refuse_incomparable(variant("baseline"), variant(data={"tokenizer": "char"}), ["bits_per_byte"])
     with pytest.raises(ValueError, match="losses per token cannot be compared"):  # of two metrics, one is per token
-        refuse_incomparable(arm("baseline"), arm(data={"tokenizer": "char"}), ["bits_per_byte", "val_loss"])
-    shorter = arm(data={"tokenizer": "char"}, trainer={"limit_val_batches": 2})
+        refuse_incomparable(variant("baseline"), variant(data={"tokenizer": "char"}), ["bits_per_byte", "val_loss"])
+    shorter = variant(data={"tokenizer": "char"}, trainer={"limit_val_batches": 2})
     with pytest.raises(ValueError, match=r"changes trainer\.limit_val_batches: a pair needs the same batches"):
-        refuse_incomparable(arm("baseline"), shorter, ["bits_per_byte"])
-    raw = arm(data={"tokenizer": "char"}, bytes_per_token=None)
+        refuse_incomparable(variant("baseline"), shorter, ["bits_per_byte"])
+    raw = variant(data={"tokenizer": "char"}, bytes_per_token=None)
     with pytest.raises(ValueError, match="a pair needs the same batches"):
-        refuse_incomparable(arm("baseline"), raw, ["bits_per_byte"])
+        refuse_incomparable(variant("baseline"), raw, ["bits_per_byte"])
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_what_changes_no_batch_is_allowed_and_other_tokenizers_where_bytes_count
 )
 def test_a_baseline_without_a_result_is_refused(changes, metric, says):
     with pytest.raises(ValueError, match=says):
-        refuse_unsuitable(arm("baseline", **changes), [metric])
-    refuse_unsuitable(arm("baseline"), [metric])
+        refuse_unsuitable(variant("baseline", **changes), [metric])
+    refuse_unsuitable(variant("baseline"), [metric])
 
 
 def test_pairs_need_the_data_module_of_this_project():
-    base = arm("baseline")
+    base = variant("baseline")
     base.data = SimpleNamespace()
     with pytest.raises(ValueError, match=r"data\.class_path types\.SimpleNamespace: pairs need the data\.seed"):
         refuse_unsuitable(base, ["val_loss"])

@@ -1,11 +1,11 @@
-"""Sides as ``fit`` reads them: the time and memory of a training step."""
+"""Variants as ``fit`` reads them: the time and memory of a training step."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lightning_llm.ablate import cost
+from lightning_llm.ablate.fit import cost
 from lightning_llm.measure.timer import Timing
 from lightning_llm.optim.groups import GroupRule
 
@@ -14,8 +14,8 @@ def weights(model):
     return {name: value.clone() for name, value in model.named_parameters()}
 
 
-def test_a_step_trains(make_arm):
-    steps = cost.TrainingSteps(make_arm("baseline"))
+def test_a_step_trains(make_variant):
+    steps = cost.TrainingSteps(make_variant("baseline"))
     before = weights(steps.model)
     steps.step()
     assert all(not torch.equal(value, before[name]) for name, value in weights(steps.model).items())
@@ -24,38 +24,39 @@ def test_a_step_trains(make_arm):
     assert steps.peak_bytes() > 4 * fixed  # weights, gradients and two averages of AdamW
 
 
-def test_a_captured_step_is_timed_as_it_is_trained(make_arm, monkeypatch):
-    arm, of_model = make_arm("baseline"), []
+def test_a_captured_step_is_timed_as_it_is_trained(make_variant, monkeypatch):
+    variant, of_model = make_variant("baseline"), []
 
     def captured(model):
         of_model.append(model)
         return model.loss
 
     monkeypatch.setattr(cost, "CapturedLoss", captured)
-    cost.TrainingSteps(arm)
-    arm.trainer.capture = True
-    steps = cost.TrainingSteps(arm)
+    cost.TrainingSteps(variant)
+    variant.trainer.capture = True
+    steps = cost.TrainingSteps(variant)
     assert of_model == [steps.model]
 
 
-def test_the_optimizer_has_the_groups_of_a_run(make_arm):
-    arm = make_arm("baseline")
-    arm.model.groups = [GroupRule(pattern="layers.0.*", lr_factor=0.5)]
-    rates = [group["lr"] for group in cost.TrainingSteps(arm).optimizer.param_groups]
+def test_the_optimizer_has_the_groups_of_a_run(make_variant):
+    variant = make_variant("baseline")
+    variant.model.groups = [GroupRule(pattern="layers.0.*", lr_factor=0.5)]
+    rates = [group["lr"] for group in cost.TrainingSteps(variant).optimizer.param_groups]
     assert min(rates) == max(rates) / 2
 
 
-def test_time_and_memory_of_each_side(make_arm, monkeypatch):
+def test_time_and_memory_of_each_variant(make_variant, monkeypatch):
     monkeypatch.setattr(cost, "ROUNDS", 2)
-    found = cost.measure(["baseline", "wide"], make_arm, lambda line: None)
-    assert found["sides"].keys() == {"baseline", "wide"}
-    assert found["sides"]["wide"]["peak_bytes"] > found["sides"]["baseline"]["peak_bytes"]
-    assert found["sides"]["baseline"]["ratio"] == 1.0
-    assert found["sides"]["wide"]["ratio_p20"] <= found["sides"]["wide"]["ratio"] <= found["sides"]["wide"]["ratio_p80"]
-    assert found["other_cores"] is None or found["other_cores"] >= -0.1
-    assert found["threads"] == torch.get_num_threads()
-    assert found["rounds"] == 2
-    assert found["sides"]["wide"]["ratio_interval"] is None  # of two rounds
+    found = cost.measure("a plan", ["baseline", "wide"], make_variant, lambda line: None)
+    assert found.variants.keys() == {"baseline", "wide"}
+    assert found.variants["wide"].peak_bytes > found.variants["baseline"].peak_bytes
+    assert found.variants["baseline"].ratio == 1.0
+    assert found.variants["wide"].ratio_p20 <= found.variants["wide"].ratio <= found.variants["wide"].ratio_p80
+    assert found.other_cores is None or found.other_cores >= -0.1
+    assert found.threads == torch.get_num_threads()
+    assert found.rounds == 2
+    assert found.plan == "a plan"
+    assert found.variants["wide"].ratio_interval is None  # of two rounds
 
 
 def timed(monkeypatch, *pairs):
@@ -73,11 +74,11 @@ def test_the_interval_of_a_ratio_is_that_of_its_rounds(monkeypatch):
     base = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     ratios = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8)
     timed(monkeypatch, (base, tuple(a * b for a, b in zip(base, ratios, strict=True))), (base[:8], base[:8]))
-    found = cost.measure(["baseline", "a", "b"], lambda name: name, lambda line: None)
-    assert found["sides"]["a"]["ratio_interval"] == pytest.approx((1.1, 1.7))  # the second of each end
-    assert found["sides"]["a"]["ratio"] == pytest.approx(1.4)
-    assert found["sides"]["baseline"]["ratio_interval"] == (1.0, 1.0)
-    assert found["rounds"] == 8  # the fewest: a budget ends a pair earlier
+    found = cost.measure("a plan", ["baseline", "a", "b"], lambda name: name, lambda line: None)
+    assert found.variants["a"].ratio_interval == pytest.approx((1.1, 1.7))  # the second of each end
+    assert found.variants["a"].ratio == pytest.approx(1.4)
+    assert found.variants["baseline"].ratio_interval == (1.0, 1.0)
+    assert found.rounds == 8  # the fewest: a budget ends a pair earlier
 
 
 def test_a_pair_takes_turns_within_a_budget(monkeypatch):
@@ -104,5 +105,5 @@ def test_a_pair_takes_turns_within_a_budget(monkeypatch):
 
 def test_a_machine_that_slows_down_between_pairs_changes_no_ratio(monkeypatch):
     timed(monkeypatch, ((1.0,), (1.0,)), ((3.0,), (3.0,)))
-    sides = cost.measure(["baseline", "a", "b"], lambda name: name, lambda line: None)["sides"]
-    assert (sides["b"]["ratio"], sides["b"]["step_s"], sides["b"]["step_p80_s"]) == (1.0, 1.0, 1.0)
+    costs = cost.measure("a plan", ["baseline", "a", "b"], lambda name: name, lambda line: None).variants
+    assert (costs["b"].ratio, costs["b"].step_s, costs["b"].step_p80_s) == (1.0, 1.0, 1.0)

@@ -1,0 +1,1 @@
+"""``fit`` as the program of an experiment: how its variants are read, compared, matched, planned and run."""

@@ -1,0 +1,379 @@
+"""From what a user asks of ``fit`` to what a plan holds: variants are read, compared, matched and costed.
+
+1. :func:`read_variants`: baseline and variants are read as ``fit`` reads them, and compared (``fit.comparability``).
+2. :func:`match_variants`: costs are made equal (``fit.matching``).
+3. :func:`planned_variants`, :func:`identities`: what the plan records of each.
+4. :func:`outlay_of`: what the runs would take, counted, and estimated from a few timed steps.
+
+:class:`FitDraft` hands all of it to ``ablate.planning``, which freezes the plan.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.fit.comparability import excused_fields, kept_lines, refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.fit.cost import TrainingSteps, flops_of, parameters_of
+from lightning_llm.ablate.fit.matching import MATCHING, Matched, facts_of
+from lightning_llm.ablate.fit.program import MAIN, Fit
+from lightning_llm.ablate.fit.variant import ReadVariant, Variant
+from lightning_llm.ablate.matching import MATCHES
+from lightning_llm.ablate.names import BASELINE, NULL, titled
+from lightning_llm.ablate.options import command_line_of
+from lightning_llm.ablate.plan import PlannedVariant, code_hash
+from lightning_llm.ablate.planning import Draft, Settled
+from lightning_llm.ablate.reuse import Identity
+from lightning_llm.ablate.slots import runs_at_a_time, threads_for
+from lightning_llm.accounting.sizing import SIZE_OPTIONS
+from lightning_llm.data.mixture import fingerprint
+from lightning_llm.data.validated import LIMIT, is_whole
+from lightning_llm.measure.timer import interleave, num_threads
+from lightning_llm.model.initial_scales import one_of_each_kind, scales_of_blocks
+from lightning_llm.runs.code import PACKAGE, code_of
+from lightning_llm.statistics import pairing
+from lightning_llm.training.environment import environment_of
+from lightning_llm.training.initial_weights import read_initial_weights
+from lightning_llm.training.metrics import BITS, RECALL
+
+TIMED = 10  # steps of the baseline, for the time of its runs
+REDRAW = "lightning_llm.ablate.fit.null_variant.RedrawMLP"
+TEXTS = ("store", "path", "corpus")  # options of the data that say what it is read from
+
+
+class Outlay(NamedTuple):
+    """What the runs of an experiment take.
+
+    Attributes:
+        parameters: Of the baseline.
+        steps: Of a run of the baseline.
+        flops: Counted, of such a run; ``None``: it has parts that cannot be counted.
+        runs: At most; with tuning more where its grid grows.
+        seconds: Of all training steps, without validation.
+        is_tuned: Whether some of the runs tune.
+    """
+
+    parameters: int
+    steps: int
+    flops: int | None
+    runs: int
+    seconds: float
+    is_tuned: bool = False
+
+
+class Reader:
+    """Reads the variants of an experiment as ``fit`` does.
+
+    Args:
+        experiment: What a user asks for.
+        arguments: Further options of ``fit``, for all runs.
+        read: Reads a variant; a ValueError says what is wrong with it.
+    """
+
+    def __init__(self, experiment: Experiment, arguments: Sequence[str], read: ReadVariant) -> None:
+        self._baseline = experiment.baseline
+        self._arguments = [*command_line_of(experiment.options), *arguments]
+        self._read = read
+
+    def __call__(self, name: str, options: Mapping[str, Any]) -> Variant:
+        """A variant with these options of its own."""
+        return self._read(name, self._baseline, [*self._arguments, *command_line_of(options)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitDraft(Draft):
+    """An experiment with ``fit``, whose variants were read and compared.
+
+    Attributes:
+        variants: The baseline and the variants, by name.
+        reader: What has read them.
+        code_of_baseline: The hash of the code of the baseline alone.
+    """
+
+    variants: dict[str, Variant]
+    reader: Reader
+    code_of_baseline: str
+
+    @property
+    def baseline(self) -> Variant:
+        """The baseline."""
+        return self.variants[BASELINE]
+
+    @property
+    def notes(self) -> list[str]:
+        """What variants with another optimizer or schedule have kept of the baseline's."""
+        return [line for variant in self.variants.values() for line in kept_lines(self.baseline, variant)]
+
+    def settle(self, workers: int | None) -> Settled:
+        """Match the variants, and say what the plan holds of each."""
+        base = self.baseline
+        accelerator = base.trainer.strategy.root_device.type
+        threads = threads_for(accelerator, torch.cuda.device_count(), TrainingSteps(base).run_bytes(), workers)
+        variants, matched = match_variants(self.experiment, self.variants, self.reader, threads)
+        configs = configs_of(variants)
+        return Settled(
+            threads=threads,
+            accelerator=accelerator,
+            text=_text(base.options["data"]),
+            validation=_validation(base.options["trainer"]),
+            variants=planned_variants(self.experiment, variants, matched),
+            identities=identities(variants, configs, threads, self.code_of_baseline),
+            configs=configs,
+        )
+
+    @property
+    def compute(self) -> float:
+        """Counted FLOPs of a run of the baseline, for a ladder.
+
+        Raises:
+            ValueError: They cannot be counted, or a variant changes what ``size`` sets.
+        """
+        base = self.baseline
+        if (flops := flops_of(base)) is None:
+            raise ValueError("the baseline has parts whose FLOPs cannot be counted: a ladder needs the FLOPs of a run")
+        size_options = base.trainer.sizing.options
+        for name, options in self.experiment.variants.items():
+            if changed := [option for option in options if option in size_options]:
+                raise ValueError(f"{name} changes {changed[0]}, which size sets at each size: leave it out")
+        return float(flops * base.steps)
+
+    def outlay(self, workers: int | None) -> Outlay:
+        """What the runs take: counted, and from a few timed steps of the baseline."""
+        runs = self.experiment.most_runs()
+        return outlay_of(self.baseline, runs, workers, is_tuned=self.experiment.tune is not None)
+
+    def tuned_values(self, option: str) -> dict[str, float]:
+        """The value that each variant has of an option."""
+        return {name: tuned_value(variant, option) for name, variant in self.variants.items()}
+
+
+def read_variants(experiment: Experiment, arguments: Sequence[str], read: ReadVariant) -> FitDraft:
+    """Read the baseline and all variants, and compare them.
+
+    Args:
+        experiment: What a user asks for.
+        arguments: Further options of ``fit``, for all runs.
+        read: Reads a variant; a ValueError says what is wrong with it.
+
+    Raises:
+        ValueError: A variant cannot run, equals another, or cannot be compared with the baseline.
+    """
+    reader = Reader(experiment, arguments, read)
+    metrics = (experiment.metric, *experiment.secondary)
+    base = reader(BASELINE, {})
+    refuse_unsuitable(base, metrics)
+    checked_values: set[float] = set()
+    _check_grid(experiment, base, reader, checked_values)
+    # before the modules of a variant are imported: a change of these does not change the baseline
+    code_of_baseline = code_hash(_code_of({BASELINE: base}))
+    variants = {BASELINE: base}
+    for name, options in experiment.variants.items():
+        variant = reader(name, options)
+        for other in variants.values():
+            if variant.options == other.options:
+                same = ", ".join(options) or "nothing"
+                raise ValueError(f"{name} equals {titled(other.name)}, which has the same {same}: leave it out")
+        refuse_incomparable(base, variant, metrics)
+        _check_grid(experiment, variant, reader, checked_values)
+        variants[name] = variant
+    return FitDraft(
+        program=Fit.name,
+        experiment=experiment,
+        options={name: variant.options for name, variant in variants.items()},
+        code=_code_of(variants),
+        variants=variants,
+        reader=reader,
+        code_of_baseline=code_of_baseline,
+    )
+
+
+def _code_of(variants: Mapping[str, Variant]) -> dict[str, Path]:
+    """The files that runs of these variants execute."""
+    return {MAIN: PACKAGE / "__main__.py", **code_of({name: each.options for name, each in variants.items()})}
+
+
+def _check_grid(experiment: Experiment, variant: Variant, reader: Reader, checked_values: set[float]) -> None:
+    """Let ``fit`` read a variant with the lowest and the highest value of the option that is tuned."""
+    tune = experiment.tune
+    if tune is None or (value := tuned_value(variant, tune.option)) in checked_values:
+        return
+    checked_values.add(value)
+    options = experiment.variants.get(variant.name, {})
+    for factor in (tune.factors[0], tune.factors[-1]):
+        try:
+            reader(variant.name, {**options, tune.option: value * factor})
+        except ValueError as error:
+            raise ValueError(f"tune.factors: {factor:g} times {value:g} is no value: {error}") from None
+
+
+def match_variants(
+    experiment: Experiment, variants: Mapping[str, Variant], reader: Reader, threads: int
+) -> tuple[dict[str, Variant], dict[str, Matched]]:
+    """The variants with the options that match them with the baseline, and what matches each of them.
+
+    Args:
+        experiment: What a user asks for.
+        variants: As they were read, with the baseline.
+        reader: What has read them.
+        threads: Of the runs.
+
+    Raises:
+        ValueError: One of them cannot be matched.
+    """
+    rule = MATCHES[experiment.match]
+    matched: dict[str, Matched] = {BASELINE: Matched()}
+    found = dict(variants)
+    with num_threads(threads if rule.is_timed else torch.get_num_threads()):
+        for name, options in experiment.variants.items():
+            matched[name] = MATCHING[rule.name](variants[BASELINE], variants[name], experiment.solved)
+            new_options = matched[name].options
+            if not new_options:
+                continue
+            own_options = {option: value for option, value in options.items() if option not in new_options}
+            if rule.is_solved and (sizing := variants[name].trainer.sizing) is not None:
+                # size would work around the solved option, with another shape: the options stay as it set them
+                own_options |= {**sizing.options, **dict.fromkeys(SIZE_OPTIONS)}
+            found[name] = reader(name, {**own_options, **new_options})  # they come last: later arguments override
+    return found, matched
+
+
+def planned_variants(
+    experiment: Experiment, variants: Mapping[str, Variant], matched: Mapping[str, Matched]
+) -> dict[str, PlannedVariant]:
+    """What the plan says of each variant; the null variant is the baseline."""
+    base = variants[BASELINE]
+    base_facts = {"steps": base.steps, **facts_of(base, matched[BASELINE])}
+    planned: dict[str, PlannedVariant] = {}
+    for name, variant in variants.items():
+        facts = facts_of(variant, matched[name])
+        planned[name] = PlannedVariant(
+            steps=variant.steps,
+            tokenizer=str(variant.data.store.tokenizer_sha256),
+            facts=facts,
+            matched=matched[name].options,
+            solved=matched[name].options.get(experiment.solved or ""),
+            ratio=MATCHES[experiment.match].closeness(base_facts, {"steps": variant.steps, **facts}),
+            tuned=tuned_value(variant, experiment.tune.option) if experiment.tune else None,
+            chance=chance_of(variant, experiment.metric),
+            scales=_scales(variant, experiment.first_seed),
+            excused=excused_fields(base, variant, experiment.variants.get(name, {})),
+        )
+    return {**planned, NULL: msgspec.structs.replace(planned[BASELINE], excused=(pairing.NULL_VALUES,))}
+
+
+def configs_of(variants: Mapping[str, Variant]) -> dict[str, dict[str, Any]]:
+    """The options of each variant; the null variant's are the baseline's with a callback."""
+    configs = {name: variant.options for name, variant in variants.items()}
+    trainer = configs[BASELINE]["trainer"]
+    callbacks = trainer.get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    redrawing = {**trainer, "callbacks": [*callbacks, {"class_path": REDRAW}]}
+    return {**configs, NULL: {**configs[BASELINE], "trainer": redrawing}}
+
+
+def identities(
+    variants: Mapping[str, Variant], configs: Mapping[str, Any], threads: int, code_of_baseline: str
+) -> dict[str, Identity]:
+    """What decides the bits of each variant's runs; the null variant uses what the baseline uses.
+
+    Args:
+        variants: The baseline and the variants, matched.
+        configs: As of :func:`configs_of`.
+        threads: Of the runs.
+        code_of_baseline: The hash of the code of the baseline alone.
+    """
+    weights = {source: read_initial_weights(source).fingerprint if source else "" for source in _sources(variants)}
+    found: dict[str, Identity] = {}
+    for name, options in configs.items():
+        variant = variants.get(name, variants[BASELINE])
+        is_own = name in variants and name != BASELINE
+        found[name] = Identity(
+            options=options,
+            code=code_hash(_code_of({name: variant})) if is_own else code_of_baseline,
+            data=fingerprint(variant.data.sources),
+            weights=weights[variant.initial_weights],
+            environment={**environment_of(variant.trainer), "threads": threads},
+        )
+    return found
+
+
+def _sources(variants: Mapping[str, Variant]) -> set[str]:
+    return {variant.initial_weights for variant in variants.values()}
+
+
+def _scales(variant: Variant, seed: int) -> dict[str, tuple[float, int]] | None:
+    """The scales of the initial weights; ``None`` if these come from a file, which all variants share."""
+    if variant.initial_weights:
+        return None
+    scales = scales_of_blocks(one_of_each_kind(variant.architecture, seed), variant.architecture)
+    return {role: (scale.rms, scale.elements) for role, scale in scales.items()}
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    """The text that all variants train on; empty: not known."""
+    return str(next((data[name] for name in TEXTS if data.get(name)), ", ".join(data.get("mixture") or ())))
+
+
+def _validation(trainer: Mapping[str, Any]) -> str:
+    """How much of the validation text each run's metric is of."""
+    limit = trainer.get(LIMIT.rpartition(".")[2])
+    if is_whole(limit):
+        return "the whole validation text"
+    amount = f"{limit} × data.global_batch_size windows" if isinstance(limit, int) else f"{limit:.0%}"
+    return f"{amount} of the validation text"
+
+
+def chance_of(variant: Variant, metric: str) -> float | None:
+    """The metric of a model that gives every token the same probability; ``None`` if it is not known or no bound."""
+    if metric in RECALL:  # a model may be worse on one part of the tokens and train well
+        return None
+    nats = math.log(variant.architecture.vocab_size)
+    if metric != BITS:
+        return nats
+    return None if variant.data.bytes_per_token is None else nats / math.log(2) / variant.data.bytes_per_token
+
+
+def tuned_value(variant: Variant, option: str) -> float:
+    """The value that a variant has of the option that is tuned.
+
+    Raises:
+        ValueError: It is no number above 0.
+    """
+    value: Any = variant.options
+    for word in option.split("."):
+        section = value if isinstance(value, dict) else {}
+        value = section.get(word, (section.get("init_args") or {}).get(word))
+    if type(value) not in (int, float) or not value > 0:
+        raise ValueError(f"tune.option {option} of {titled(variant.name)} is {value!r}, expected a number above 0")
+    return float(value)
+
+
+def outlay_of(variant: Variant, runs: int, workers: int | None, *, is_tuned: bool = False) -> Outlay:
+    """What the runs of an experiment take.
+
+    Args:
+        variant: The baseline.
+        runs: How many.
+        workers: The most runs at a time that the user wants.
+        is_tuned: Whether some of them tune.
+    """
+    accelerator = variant.trainer.strategy.root_device.type
+    steps = TrainingSteps(variant)
+    gpus = torch.cuda.device_count()
+    threads = threads_for(accelerator, gpus, steps.run_bytes(), workers)
+    with num_threads(threads):
+        timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
+    flops = flops_of(variant)
+    return Outlay(
+        parameters=parameters_of(variant.architecture),
+        steps=variant.steps,
+        flops=None if flops is None else flops * variant.steps,
+        runs=runs,
+        seconds=timing.median * variant.steps * runs / runs_at_a_time(threads, accelerator, gpus, workers),
+        is_tuned=is_tuned,
+    )

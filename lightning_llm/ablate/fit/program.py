@@ -1,0 +1,58 @@
+"""``lightning-llm fit`` as the program of an experiment. No torch."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
+from lightning_llm.ablate.run_process import RunProcess
+from lightning_llm.ablate.slots import Slot
+from lightning_llm.io.untrusted import read_json
+from lightning_llm.runs.directory import CHECKPOINTS, STATUS
+from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
+from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS_EVAL
+
+MAIN = "fit.py"  # in the tree: what a run executes. Its folder comes first in the path of imports
+NUMBERS = (*LOSSES, TRAIN_LOSS_EVAL, "seconds", "peak_memory_gib", "steps", "tokens")
+
+
+class Fit(Program):
+    """Runs of ``fit``: their pairs share batches and initial values, and they continue from their checkpoints."""
+
+    name: ClassVar[str] = "fit"
+    promises = Promises(same_batches=True, same_initial_values=True, measured_cost=True, resumes=True)
+
+    def start(self, run: Run, slot: Slot) -> Process:
+        """Start or continue a run, with the code of the tree, in the folder where the experiment was planned."""
+        seed = run.key.seed
+        arguments = [f"--config={run.config}", f"--seed_everything={seed}", f"--data.seed={seed}"]
+        arguments += [f"--{name}={value}" for name, value in run.options.items()]
+        arguments += [f"--trainer.run_dir={run.folder}"]
+        if run.folder.exists():
+            arguments.append("--ckpt_path=last")
+        return RunProcess(
+            self.tree / MAIN,
+            ["fit", *arguments],
+            log=run.log,
+            threads=self.plan.record.threads,
+            folder=self.plan.record.start_folder,
+            environment=slot.environment,
+            cores=slot.cores,
+        )
+
+    def result(self, folder: Path) -> Ended | None:
+        """What its ``summary.json`` says, or the reason in its ``status.json``."""
+        state = run_state(folder).description
+        if state == FINISHED:
+            return Ended(read_summary(folder, NUMBERS))
+        if state.startswith(DIVERGED):
+            return Ended({}, f"{DIVERGED}: {read_json(folder / STATUS).get('reason', '')}")
+        return None
+
+    def can_resume(self, folder: Path) -> bool:
+        """Whether it has a checkpoint."""
+        return any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*.ckpt"))
+
+    def start_measuring(self, log: Path) -> Process:
+        """Start ``ablate measure`` with the code of the tree."""
+        words = ["ablate", "measure", str(self.plan.out.resolve())]
+        return RunProcess(self.tree / MAIN, words, log=log, threads=self.plan.record.threads)
