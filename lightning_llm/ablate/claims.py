@@ -67,7 +67,7 @@ def take(folder: Path, run: str) -> Claim | None:
 
 
 def taken(folder: Path, runs: Iterable[str]) -> list[str]:
-    """Those of some runs that a worker has now."""
+    """The runs, of some, that a worker has now."""
     newest = _newest(folder)
     return [run for run in runs if run in newest and not _is_stale(newest[run])]
 

@@ -1,4 +1,4 @@
-"""What ``compare`` compares: runs in groups, on one text each, and how each group differs from the first.
+"""The comparison of ``compare``: runs in groups, on one text each, and how each group differs from the first.
 
 :func:`compare_runs` does all of it for finished runs, :func:`compare_experiment` for an experiment of ``ablate``.
 
@@ -90,7 +90,7 @@ class Group:
     steps: Sequence[int] = ()
 
     def named_against(self, other: "Group") -> str:
-        """What differs from another group, if that is less than the whole name."""
+        """The part of its name that differs from another group, if that is less than the whole name."""
         names = [name for name, value in self.options.items() if value != other.options.get(name)]
         is_less = 0 < len(names) < len(self.options) and other.options.keys() == self.options.keys()
         return ", ".join(f"{name}={self.options[name]}" for name in names) if is_less else self.name
@@ -186,7 +186,8 @@ def compare_experiment(folder: Path) -> Comparison:
     """
     loaded = load_experiment(folder)
     experiment = loaded.plan.experiment
-    metric, names = experiment.metric, list(experiment.variants)
+    metric = experiment.metric
+    names = list(experiment.variants)
     of_variant: dict[str, list[tuple[Run, Results]]] = {}
     summaries: dict[Path, Mapping[str, Any]] = {}
     for key, result in sorted(loaded.results.items()):
@@ -221,7 +222,8 @@ def _by_text(runs: Sequence[Run], summaries: Summaries) -> dict[str, tuple[list[
     by_batches: dict[str, tuple[str, Hashable]] = {}
     texts: dict[str, tuple[list[Run], dict[Path, Hashable]]] = {}
     for run in runs:
-        key, batches = (_text(run.options), _tokenizer(run.options)), summaries[run.path].get(VALIDATION_BATCHES)
+        key = (_text(run.options), _tokenizer(run.options))
+        batches = summaries[run.path].get(VALIDATION_BATCHES)
         text, tokenizer = by_batches.setdefault(batches, key) if batches else key
         members, tokenizers = texts.setdefault(text, ([], {}))
         members.append(run)
@@ -230,7 +232,7 @@ def _by_text(runs: Sequence[Run], summaries: Summaries) -> dict[str, tuple[list[
 
 
 def _text(options: Mapping[str, Any]) -> str:
-    """What a run was trained on, as far as its options tell; of a mixture, the stores without their shares."""
+    """The text that a run was trained on, as far as its options tell; of a mixture, the stores without their shares."""
     if stores := sorted(name for name in options if name.startswith("data.mixture.")):
         return ", ".join(stores)
     for name in ("data", "data.path", "data.store", "data.corpus"):  # data: a class of the user's own
@@ -258,7 +260,7 @@ def _with_threads(run: Run, summary: Mapping[str, Any]) -> Run:
 
 
 def metric_values(run: Path, summary: Mapping[str, Any]) -> dict[str, float]:
-    """What a summary says, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler."""
+    """The numbers of a summary, by the keys of ``METRICS``; peak memory else from the curves of the memory profiler."""
     results = _numbers(summary)
     if PEAK_MEMORY not in results and (peak := _peak_in_curves(run)) is not None:
         results[PEAK_MEMORY] = peak

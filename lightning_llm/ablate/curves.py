@@ -110,6 +110,7 @@ def curves_of(loaded: Loaded) -> Curves:
         common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more
         complete = {seed: dict(curve) for seed, curve in by_seed.items() if {*common} <= {step for step, _ in curve}}
         if common and complete:
-            steps[name], seeds[name] = list(common), list(complete)
+            steps[name] = list(common)
+            seeds[name] = list(complete)
             losses[name] = np.array([[curve[step] for step in common] for curve in complete.values()])
     return Curves(steps, losses, seeds)

@@ -18,7 +18,7 @@ from lightning_llm.statistics.stream import CONFIRMATION, Decision, StreamRule
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What the pairs of an idea say.
+    """The evidence of an idea's pairs.
 
     Attributes:
         decision: What is next, and how many pairs count.
@@ -37,7 +37,7 @@ class Evidence:
 
 
 def evidence_of(experiment: Experiment, stop: EProcess, losses: Losses) -> Evidence:
-    """What the pairs say that have ended.
+    """The evidence of the pairs that have ended.
 
     Args:
         experiment: With one variant.
@@ -79,7 +79,7 @@ def progress_of_e_process(stop: EProcess, state: State) -> str:
 
 
 def _differences(experiment: Experiment, losses: Losses, seeds: Iterable[int]) -> list[float]:
-    """Of the pairs that have ended, up to the first that has not; those whose baseline failed to train are left out."""
+    """Differences of the pairs up to the first that has not ended, without those whose baseline failed to train."""
     (name,) = experiment.variants
     differences: list[float] = []
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""What a user asks for: a baseline, variants of it, sizes, and when comparing stops.
+"""An experiment as a user asks for it: a baseline, variants of it, sizes, and when comparing stops.
 
 The *baseline* is an ordinary config of a program. A *variant* changes options of it. A *pair* is a run of each with
 the same seed. A *look* is a planned number of pairs that gives verdicts. ``delta`` is the smallest difference that
@@ -71,7 +71,7 @@ class EProcess(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag=
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user asks for.
+    """The question of a user, and how it is answered.
 
     Attributes:
         name: Of the experiment.
@@ -255,7 +255,7 @@ _FILE = record(
 
 
 def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Experiment:
-    """What a file, or the options in its place, ask for.
+    """The experiment that a file, or the options in its place, ask for.
 
     Args:
         content: The keys of an experiment file.

@@ -1,4 +1,4 @@
-"""What earlier experiments beside a new one say: their noise, and the seeds that they have used. No torch.
+"""Earlier experiments beside a new one: their noise, and the seeds that they have used. No torch.
 
 Evidence on seeds whose results were known before the question was asked is not fresh, so a plan records them. The
 spread of an earlier null variant says what a plan can find before its first run.
@@ -33,7 +33,7 @@ class _AA(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What is read of an earlier report."""
+    """The part of an earlier report that is read."""
 
     aa: _AA = msgspec.field(default_factory=_AA)
     metric: str | None = None
@@ -112,7 +112,7 @@ def spread_in(folder: Path, metric: str) -> Spread:
 
 
 def _spread(folder: Path, metric: str | None = None) -> Spread | None:
-    """Of a report that is there and whole, and of this metric."""
+    """The spread in a report that is there and whole, and of this metric."""
     try:
         report = read_record(folder / REPORT, _Report)
     except (OSError, ValueError):

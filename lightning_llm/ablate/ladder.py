@@ -41,7 +41,7 @@ class LadderRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictedVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """What is predicted of a variant at a size.
+    """The prediction for a variant at a size.
 
     Attributes:
         difference: The mean.
@@ -59,7 +59,7 @@ class PredictedVariant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What was predicted of a size before it was trained: the content of ``predictions/SIZE.json``.
+    """The prediction for a size, stored before it was trained: the content of ``predictions/SIZE.json``.
 
     Attributes:
         size: As it is written.

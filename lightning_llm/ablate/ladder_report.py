@@ -79,7 +79,7 @@ def ladder_report(ladder: Experiment, computes: Mapping[str, float]) -> dict[str
 def predictions(
     sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[str, float], target: str, pairs: int
 ) -> dict[str, PredictedVariant | None]:
-    """What is predicted of each variant at a target; ``None``: its differences do not allow it.
+    """Predictions for each variant at a target; ``None``: its differences do not allow it.
 
     Args:
         sizes: The report of each size.
@@ -94,7 +94,8 @@ def predictions(
     for name in reports[0]["variants"]:
         rows = [(xs[size], report["variants"][name]) for size, report in sizes.items()]
         differences = [_at_size(x, row) for x, row in rows if row["difference"] is not None]
-        direction, delta = DIRECTIONS.get(rows[-1][1]["direction"], 0), reports[0]["delta"]
+        direction = DIRECTIONS.get(rows[-1][1]["direction"], 0)
+        delta = reports[0]["delta"]
         try:
             spread = SpreadBySize.of(all_differences)
             prediction = predict(differences, spread, xs[target], pairs)
@@ -122,7 +123,7 @@ def _floats(interval: Interval) -> tuple[float, float]:
 
 
 def prediction_for(ladder: Experiment, computes: Mapping[str, float]) -> Prediction:
-    """What is predicted of each variant at the predicted size, by all sizes below.
+    """The prediction for each variant at the predicted size, by all sizes below.
 
     Raises:
         ValueError: One of them has not ended.
@@ -149,7 +150,7 @@ def tuned_factors(ladder: Experiment) -> dict[str, float]:
 
 
 def _tuning(ladder: Experiment) -> dict[str, Any] | None:
-    """What was tuned at the smallest size, and by how much; ``None``: nothing was, or it has not ended."""
+    """Tuned option of the smallest size, and its factors; ``None``: nothing was tuned, or it has not ended."""
     if ladder.tune is None or not (factors := tuned_factors(ladder)):
         return None
     return {"option": ladder.tune.option, "size": ladder.sizes[0], "factors": factors}
@@ -164,7 +165,7 @@ def _report(ladder: Experiment, size: str) -> dict[str, Any]:
 
 
 def _tuned(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the report has of the tuned variants, in place of the untuned ones."""
+    """Rows of the tuned variants, in place of the untuned ones."""
     variants = {name: row["tuned"] or {**row, **NOT_TESTED} for name, row in report["variants"].items()}
     means = [row["tuned"]["baseline_mean"] for row in report["variants"].values() if row["tuned"]]
     return {"variants": variants, "baseline": {**report["baseline"], "mean": means[0] if means else None}}
@@ -192,7 +193,7 @@ def _base(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(name: str, sizes: Mapping[str, Mapping[str, Any]], computes: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Of a variant at each size: its difference, and how many times the baseline's compute would give its loss."""
+    """A variant at each size: its difference, and how many times the baseline's compute would give its loss."""
     means = [report["baseline"]["mean"] for report in sizes.values()]
     xs = [_x(computes[size]) for size in sizes]
     is_known = len(means) > 1 and None not in means
@@ -232,7 +233,7 @@ def _outcome(prediction: Prediction, report: Mapping[str, Any] | None) -> dict[s
 
 
 def lines_of(report: Mapping[str, Any]) -> list[str]:
-    """What was found, a sentence for each variant and each stored prediction."""
+    """Sentences about what was found, for each variant and each stored prediction."""
     lines = [] if report["tuned"] is None else [_tuned_in_words(**report["tuned"])]
     if target := report["target"]:
         for name, row in report["ladder"].items():
@@ -334,13 +335,15 @@ def _sizes_table(report: Mapping[str, Any]) -> tuple[Sequence[str], list[list[st
 
 def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """Differences over compute with their intervals; at the target, the interval of the mean and of the next mean."""
-    axis, target = axes[0], report["target"]
+    axis = axes[0]
+    target = report["target"]
     if report["delta"] is not None:
         axis.axhspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
     axis.axhline(0, color=axis.xaxis.label.get_color(), lw=0.8)
     count = len(report["ladder"])
     for index, (name, variant) in enumerate(report["ladder"].items()):
-        color, shift = COLORS[index % len(COLORS)], 1.04 ** (index - (count - 1) / 2)
+        color = COLORS[index % len(COLORS)]
+        shift = 1.04 ** (index - (count - 1) / 2)
         rows = [row for row in variant["sizes"] if row["difference"] is not None]
         x, y = [row["compute"] * shift for row in rows], [row["difference"] for row in rows]
         ends = [row["interval"] or [row["difference"]] * 2 for row in rows]

@@ -1,4 +1,4 @@
-"""What an experiment needs next: a pure function of its plan and of the runs that have ended. It has no state.
+"""The runs that an experiment needs next: a pure function of its plan and of the runs that have ended. It has no state.
 
 The baseline's first seed comes first, and again: both must be bit-identical. Then, on the seeds of the first look, the
 baseline, the null variant if there is one (only chance differs) and all variants. At each look the verdict rule

@@ -78,7 +78,8 @@ def _names(assignments: Collection[tuple[str, str]]) -> dict[tuple[str, str], st
     short_values = [_short(value) for _, value in assignments]
     names: dict[tuple[str, str], str] = {}
     for option, value in sorted(assignments):
-        word, last = _short(value), option.rpartition(".")[2]
+        word = _short(value)
+        last = option.rpartition(".")[2]
         is_enough = short_values.count(word) == 1 and word[0].isalpha() and _is_read_as_text(word)
         name = folder_name(word if is_enough else f"{last}={word}")
         if name in (*names.values(), BASELINE, AGAIN, NULL):

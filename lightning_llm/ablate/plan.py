@@ -36,7 +36,7 @@ VERSION = 2  # of plan.json; folders of version 1 have fields without types
 
 
 class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan says of a variant, or of the baseline.
+    """A variant, or the baseline, in a plan.
 
     Attributes:
         steps: Optimizer steps of its runs; ``None``: not known.
@@ -78,7 +78,7 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 class Reused(msgspec.Struct, frozen=True, kw_only=True):
-    """What an experiment may use of others; :meth:`Plan.is_reused` says whether it did.
+    """Runs of others that an experiment may use; :meth:`Plan.is_reused` says whether it did.
 
     Attributes:
         runs: For each run the name of the experiment that has it.
@@ -159,7 +159,7 @@ class Plan:
 
     @property
     def experiment(self) -> Experiment:
-        """What was asked for."""
+        """The experiment that was asked for."""
         return self.record.experiment
 
     @cached_property
@@ -182,12 +182,12 @@ class Plan:
 
     @cached_property
     def variants(self) -> Mapping[str, PlannedVariant]:
-        """What it says of each variant; the baseline again is the baseline."""
+        """The planned variants by name; the baseline again is the baseline."""
         return {**self.record.variants, AGAIN: self.record.variants[BASELINE]}
 
     @property
     def tune(self) -> Tune | None:
-        """What is tuned; ``None``: nothing."""
+        """The tuning that was asked for; ``None``: nothing is tuned."""
         if self.experiment.tune is None:
             return None
         values = {name: variant.tuned for name, variant in self.variants.items() if variant.tuned is not None}

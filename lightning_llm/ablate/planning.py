@@ -32,7 +32,7 @@ _READ = ("baseline", "options", "out", "because")
 
 
 class Settled(NamedTuple):
-    """What a program says of an experiment whose variants are matched.
+    """A program's part of the plan, once the variants are matched.
 
     Attributes:
         threads: Of each run.
@@ -179,7 +179,7 @@ def _difference(plan: Plan, draft: Draft) -> str:
 
 
 def _fields(experiment: Experiment) -> dict[str, Any]:
-    """What makes an experiment another one, by the names that a file has for it."""
+    """The fields that make an experiment another one, by the names that a file has for it."""
     fields: dict[str, Any] = msgspec.to_builtins(experiment)
     stop = fields.pop("stop")
     stop["looks"] = stop.pop("pairs", None)

@@ -21,7 +21,9 @@ def _colors(report: Mapping[str, Any]) -> dict[str, str]:
 
 def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The differences, with their intervals, on one line per variant."""
-    axis, colors, rows = axes[0], _colors(report), labeled(report)
+    axis = axes[0]
+    colors = _colors(report)
+    rows = labeled(report)
     if report["delta"] is not None:
         axis.axvspan(-report["delta"], report["delta"], color=GRAY, alpha=0.2, lw=0)
     # the line at 0 has a gap for the words above each interval that contains 0
@@ -56,7 +58,8 @@ def loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves) 
     for name, color in _colors(report).items():
         if name not in curves.steps:
             continue
-        steps, seeds = curves.steps[name], curves.seeds[name]
+        steps = curves.steps[name]
+        seeds = curves.seeds[name]
         losses = curves.losses[name][[n for n, seed in enumerate(seeds) if seed in common or not common]]
         middle = losses.mean(axis=0)
         spread = losses.std(axis=0, ddof=1) if len(losses) > 1 else 0.0
@@ -84,7 +87,8 @@ def _difference(axis: Any, steps: Sequence[int], differences: Any, color: str) -
 
 def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The mean loss of each variant by the value of the tuned option."""
-    axis, colors = axes[0], _colors(report)
+    axis = axes[0]
+    colors = _colors(report)
     for name, variant in report["tuning"]["variants"].items():
         points = [point for point in zip(variant["values"], variant["losses"], strict=True) if point[1] is not None]
         axis.plot(*zip(*points, strict=True), "o-", color=colors[name], label=printable(name)) if points else None
@@ -101,9 +105,11 @@ def tuning_curves(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
 
 def costs(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The metric against training time and peak memory."""
-    colors, rows = _colors(report), {BASELINE: report["baseline"], **report["variants"]}
+    colors = _colors(report)
+    rows = {BASELINE: report["baseline"], **report["variants"]}
     for name, variant in report["cost"]["variants"].items():
-        row, loss = rows[name], mean_loss(report, name)
+        row = rows[name]
+        loss = mean_loss(report, name)
         style = {"fmt": "o", "ms": 7, "capsize": 3, "color": colors[name]}
         ends = [variant["step_s"] - variant["step_p20_s"], variant["step_p80_s"] - variant["step_s"]]
         values: list[Any] = [(variant["training_s"], [[row["steps"] * end] for end in ends])]

@@ -16,7 +16,7 @@ from lightning_llm.ablate.slots import Slot
 
 
 class Promises(NamedTuple):
-    """What is known of all runs of a program.
+    """Promises that hold for all runs of a program.
 
     Attributes:
         same_batches: Runs with the same seed use the same batches, and their summaries have hashes of them.
@@ -50,7 +50,7 @@ class Run(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What a run that has ended says.
+    """The result of a run that has ended.
 
     Attributes:
         summary: Metrics, ``seconds``, and whatever else the run directory's ``summary.json`` has.
@@ -101,7 +101,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def result(self, folder: Path) -> Ended | None:
-        """What the run of a folder says; ``None``: it has not ended."""
+        """The result of the run of a folder; ``None``: it has not ended."""
 
     def can_resume(self, folder: Path) -> bool:
         """Whether the run of a folder, which was interrupted, has saved what it continues from."""

@@ -23,7 +23,8 @@ class Display:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._console = plan, Console(stderr=True)
+        self._plan = plan
+        self._console = Console(stderr=True)
         self._ended_before: set[RunKey] = set()  # ended before this start
         self._shown_runs: set[RunKey] | None = None
         self._start_s = time.monotonic()
@@ -65,7 +66,8 @@ def run_in_words(plan: Plan, run: RunKey, results: Mapping[RunKey, Result], prog
     """
     if plan.is_blind:
         return f"{run.name.replace(',', ' ')} seed {run.seed}  ended ({progress})"
-    loss, base = results[run].loss, results.get(RunKey(BASELINE, run.seed))
+    loss = results[run].loss
+    base = results.get(RunKey(BASELINE, run.seed))
     outcome = results[run].failure.partition(":")[0] if loss is None else f"{plan.experiment.metric} {loss:.4f}"
     is_pair = (
         base is not None and base.loss is not None and plan.variant_of(run.name) != BASELINE and "," not in run.name

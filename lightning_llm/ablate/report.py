@@ -73,7 +73,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
 
 
 def _environment(loaded: Loaded) -> dict[str, Any]:
-    """What decides the bits of all runs, as the first one that has finished recorded it."""
+    """The environment that decides the bits of all runs, as the first one that has finished recorded it."""
     summary = next((result.summary for _, result in sorted(loaded.results.items()) if result.summary), {})
     return {field: summary.get(field) for field in ENVIRONMENT}
 
@@ -112,7 +112,7 @@ def _summary(loaded: Loaded, name: str) -> Mapping[str, Any]:
 
 
 def _start(loaded: Loaded, name: str) -> dict[str, Any] | None:
-    """What a variant's runs share with the baseline's before the first step, and scales that differ."""
+    """Initial values that a variant's runs share with the baseline's, and scales that differ."""
     base, own = (_summary(loaded, variant) for variant in (BASELINE, name))
     base_values, values = (summary.get(pairing.INITIAL_VALUES) for summary in (base, own))
     if not base_values or not values:
@@ -142,10 +142,11 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
 
 
 def _numbers(loaded: Loaded, verdict: Verdict | None, baseline: str, variant: str) -> dict[str, Any]:
-    """What a verdict says, with the losses that it rests on; before the first look, the numbers are null."""
+    """Numbers of a verdict, with the losses that it rests on; before the first look they are null."""
     if verdict is None:
         return dict(NOT_TESTED)
-    losses, experiment = losses_of(loaded.results), loaded.plan.experiment
+    losses = losses_of(loaded.results)
+    experiment = loaded.plan.experiment
     seeds = experiment.seeds(verdict.pairs)
     names = {"baseline": baseline, "variant": variant}
     by_seed = [{"seed": seed, **{role: losses.get(RunKey(names[role], seed)) for role in names}} for seed in seeds]
@@ -202,7 +203,8 @@ def _tuning(loaded: Loaded) -> dict[str, Any] | None:
 
 def _of_variant(loaded: Loaded, name: str) -> dict[str, Any]:
     """Mean and standard deviation of the metric over the runs of a variant, and what the plan says of its cost."""
-    losses, planned = _losses(loaded, name), loaded.plan.variants[name]
+    losses = _losses(loaded, name)
+    planned = loaded.plan.variants[name]
     spread = means.stdev(losses) if len(losses) > 1 else None
     summary = {"mean": _mean(loaded, name), "sd_over_seeds": spread, "runs": len(losses)}
     facts = {fact: planned.facts.get(fact) for fact in FACTS}
@@ -210,7 +212,7 @@ def _of_variant(loaded: Loaded, name: str) -> dict[str, Any]:
 
 
 def _losses(loaded: Loaded, name: str) -> list[float]:
-    """Of the pairs: the runs of a tuned variant have its name, too, with the seeds of tuning."""
+    """Losses of the pairs: the runs of a tuned variant have its name, too, with the seeds of tuning."""
     tuning = () if loaded.plan.tune is None else loaded.plan.tune.all_seeds
     of_name = ((run, result.loss) for run, result in sorted(loaded.results.items()) if run.name == name)
     losses = (loss for run, loss in of_name if run.seed not in tuning)

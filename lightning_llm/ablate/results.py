@@ -1,4 +1,4 @@
-"""What the runs of an experiment have given. :func:`load_experiment` is what every report reads. No torch."""
+"""Results of the runs of an experiment. :func:`load_experiment` is what every report reads. No torch."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -129,8 +129,9 @@ class Loaded:
         return verdicts(samples, alpha=experiment.alpha, looks=experiment.looks, variants=count)
 
     def tuned_name(self, name: str) -> str:
-        """What the runs of a variant are called once it is tuned."""
-        tune, tuned = self.plan.tune, self.state.tuning.get(name)
+        """The name of the runs of a variant once it is tuned."""
+        tune = self.plan.tune
+        tuned = self.state.tuning.get(name)
         return name if tune is None or tuned is None or tuned.best is None else tune.tuned_name(name, tuned.best)
 
     @property
@@ -172,7 +173,7 @@ def trained_here(plan: Plan, results: Mapping[RunKey, Result]) -> list[Result]:
 
 
 def run_seconds(results: Iterable[Result]) -> float:
-    """What runs took together; one without a summary has no time."""
+    """Seconds that runs took together; one without a summary has no time."""
     return float(sum(result.summary.get("seconds") or 0.0 for result in results))
 
 

@@ -27,7 +27,7 @@ REUSES = ("baseline", "variants", "none")
 
 
 class Identity(NamedTuple):
-    """What decides the bits of a variant's runs, besides their seed.
+    """The facts that decide the bits of a variant's runs, besides their seed.
 
     Attributes:
         options: Of its program, resolved.
@@ -119,8 +119,9 @@ def take(plan: Plan, run: RunKey) -> bool:
 
 
 def link(plan: Plan, run: RunKey) -> bool:
-    """As :func:`take`, for who has the claim."""
-    source, folder = plan.record.reused.runs.get(str(run)), plan.run_dir(run)
+    """Link the files of a run as :func:`take` does, for who has the claim."""
+    source = plan.record.reused.runs.get(str(run))
+    folder = plan.run_dir(run)
     if source is None or folder.exists():
         return False
     path = plan.out.parent / source / RUNS / str(run)

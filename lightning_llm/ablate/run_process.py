@@ -107,11 +107,6 @@ class RunProcess:
             self._send(signal.SIGKILL)
             self.wait()
 
-    def end(self) -> None:
-        """Ask it to end, and wait for that."""
-        self.ask_to_end()
-        self.await_end()
-
     def _send(self, number: int) -> None:
         if self.status() is None:
             with suppress(ProcessLookupError):  # it has just ended
@@ -157,7 +152,8 @@ _threads_of_server: int | None = None
 def _server(threads: int) -> Iterator[None]:
     """The server runs, with so many threads; it was started with them, since libraries read that number once."""
     global _threads_of_server
-    environment, main = dict(os.environ), sys.modules["__main__"]
+    environment = dict(os.environ)
+    main = sys.modules["__main__"]
     try:
         for name in [name for name in os.environ if name.startswith(_OF_THREADS)]:
             del os.environ[name]
@@ -180,7 +176,8 @@ def _server(threads: int) -> Iterator[None]:
 @contextmanager
 def _silent_in(folder: str) -> Iterator[None]:
     """Let what is started run in this folder and print nothing: libraries have much to say when they are imported."""
-    current, outputs = os.getcwd(), [os.dup(number) for number in (1, 2)]
+    current = os.getcwd()
+    outputs = [os.dup(number) for number in (1, 2)]
     try:
         os.chdir(folder)
         with open(os.devnull, "w", encoding="ascii") as null:

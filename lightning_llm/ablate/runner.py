@@ -142,7 +142,8 @@ class Runner:
         Raises:
             ValueError: It failed.
         """
-        plan, log = self._plan, log_of(self._plan, run)
+        plan = self._plan
+        log = log_of(self._plan, run)
         plan.refuse_gone()
         if status and is_locked(plan.run_dir(run)):  # another process trains it
             return

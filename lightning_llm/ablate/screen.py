@@ -35,7 +35,8 @@ def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> N
         used = f"{name} has used {words.seeds_in_words(seeds)} with this baseline"
         fresh = "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file"
         lines.append(f"note: {used}, so the two experiments are not independent. {fresh}")
-    spread, pairs = spread_of(experiments), plan.experiment.looks[-1]
+    spread = spread_of(experiments)
+    pairs = plan.experiment.looks[-1]
     if is_pilot := pairs < LOOKS[0]:
         lines.append(f"{COMMAND}: {pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}")
     if spread is not None:
@@ -57,7 +58,8 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
         spread: Standard deviation of the difference of one pair.
         console: Where to.
     """
-    design, variants = experiment.design, len(experiment.variants)
+    design = experiment.design
+    variants = len(experiment.variants)
     goal = "verdict" if design.half_width is None else f"±{design.half_width:g}"
     looks = "/".join(map(str, design.looks))
     by_look = Column(f"{goal} by {looks}, %", min_width=4 * len(design.looks))
@@ -105,7 +107,8 @@ def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequen
 
 def runs_of(experiment: Experiment, expected: Outlook) -> int:
     """How many runs an experiment takes on average, if all variants have the same true difference."""
-    variants, first = len(experiment.variants), experiment.looks[0]
+    variants = len(experiment.variants)
+    first = experiment.looks[0]
     pairs = expected.longest(variants) + variants * expected.pairs  # the baseline trains until the last variant ends
     families = 1 if experiment.tune is None else 2
     return round(1 + first + families * pairs + experiment.runs_of_tuning())
@@ -118,7 +121,7 @@ def outlooks(design: Design, spread: float) -> Sequence[Outlook]:
 
 
 def warnings_of(design: Design, spread: float) -> list[str]:
-    """What the design cannot reach, one line each."""
+    """Warnings of what the design cannot reach, one line each."""
     if design.looks[-1] < FEWEST:
         return [f"warning: a verdict needs at least {FEWEST} pairs"]
     if design.delta is None:

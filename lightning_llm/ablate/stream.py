@@ -52,7 +52,7 @@ _BECAUSE = check(
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream began with.
+    """The baseline and options that a stream began with.
 
     Attributes:
         baseline: The hash of each config of the first baseline, by its path.
@@ -191,7 +191,7 @@ class Stream:
 
     @property
     def place(self) -> int:
-        """Of the next idea, or of the one that has no verdict yet."""
+        """The place of the next idea, or of the one that has no verdict yet."""
         return len(self.verdicts) + 1
 
     @property
@@ -206,7 +206,7 @@ class Stream:
 
     @property
     def run_seconds(self) -> float:
-        """What the runs of all ideas with a verdict took together."""
+        """Seconds that the runs of all ideas with a verdict took together."""
         return float(sum(verdict.run_seconds for verdict in self.verdicts))
 
     def folder(self, verdict: Verdict) -> Path:
@@ -292,7 +292,8 @@ def pairs_of(stream: Stream, verdict: Verdict) -> dict[str, list[dict[str, Any]]
         verdict: Its verdict.
     """
     plan = Plan.read(stream.folder(verdict))
-    losses, stop = losses_of(results_of(plan)), stop_of(plan)
+    losses = losses_of(results_of(plan))
+    stop = stop_of(plan)
     (name,) = plan.experiment.variants
 
     def of_seeds(seeds: Iterable[int]) -> list[dict[str, Any]]:
@@ -348,7 +349,8 @@ def experiment_of_idea(
         ValueError: One of them is wrong.
     """
     validate({"because": because}, record({"because": _BECAUSE}), "ablate try")
-    place, adopted = stream.place, len(stream.adopted)
+    place = stream.place
+    adopted = len(stream.adopted)
     content = {
         "baseline": [str(stream.baseline())],
         "variants": {name: dict(options)},
@@ -377,7 +379,7 @@ def place_of(plan: Plan) -> int:
 
 
 def asked_of(idea: Plan | Draft) -> dict[str, str]:
-    """What makes two ideas the same: the options of both, the code that they use, and the match."""
+    """The identity of an idea: the options of both, the code that they use, and the match."""
     (name,) = idea.experiment.variants
     asked, code = (
         (idea.record.asked, idea.record.code) if isinstance(idea, Plan) else (idea.asked, code_hash(idea.code))

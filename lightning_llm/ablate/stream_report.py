@@ -57,7 +57,7 @@ def _difference(mean: Mean | Verdict) -> str:
 
 
 def _costs(verdict: Verdict) -> list[str]:
-    """What the idea costs: its parameters if they differ, and its steps."""
+    """The cost of the idea: its parameters if they differ, and its steps."""
     base_count, count = verdict.parameters
     base_steps, steps = verdict.steps
     costs = [f"Same {verdict.match}"]
@@ -144,14 +144,16 @@ def write_stream_report(stream: Stream) -> Path:
 
 def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     """The staircase of the baseline, and each idea's difference from the baseline that it met."""
-    axis, level = axes[0], 0.0
+    axis = axes[0]
+    level = 0.0
     ideas = report["ideas"]
     levels = [level]
     for idea in ideas:
         if idea["difference"] is not None:
             low, high = idea["interval"] or [idea["difference"]] * 2
             ends = [[idea["difference"] - low], [high - idea["difference"]]]
-            color, at = _COLORS[idea["verdict"]], level + idea["difference"]
+            color = _COLORS[idea["verdict"]]
+            at = level + idea["difference"]
             axis.errorbar(idea["place"], at, yerr=ends, fmt="o", ms=4, capsize=2, lw=1, color=color)
         level += idea["confirmation"]["difference"] if idea["verdict"] == ADOPTED else 0.0
         levels.append(level)

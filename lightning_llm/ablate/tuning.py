@@ -22,7 +22,7 @@ Losses = Mapping[Any, float | None]  # by name and seed of a run; None: it faile
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user asks to tune.
+    """The option that a user asks to tune, and its grid.
 
     Attributes:
         option: By dotted name.
@@ -66,17 +66,17 @@ class Tune(NamedTuple):
         return four_digits(self.values[variant] * factor)
 
     def name(self, variant: str, value: float) -> str:
-        """What the runs of a variant with this value are called."""
+        """The name of the runs of a variant with this value."""
         return f"{variant},{self.word}={value:g}"
 
     def tuned_name(self, variant: str, best: float) -> str:
-        """What the runs of a tuned variant are called: those without tuning, if its own value is the best one."""
+        """The name of the runs of a tuned variant: that of those without tuning, if its own value is the best one."""
         return variant if best == self.values[variant] else self.name(variant, best)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What tuning says of a variant.
+    """The outcome of tuning for a variant.
 
     Attributes:
         values: Of the grid, increasing.
@@ -169,7 +169,8 @@ def tuning_of(tune: Tune, variants: Sequence[str], losses: Losses) -> Tuning:
             break
         below = [four_digits(factors[0] ** 2 / factors[1])] if -1 in edges else []
         above = [four_digits(factors[-1] ** 2 / factors[-2])] if 1 in edges else []
-        factors, extensions = [*below, *factors, *above], extensions + 1
+        factors = [*below, *factors, *above]
+        extensions = extensions + 1
     vertices = {variant: [of_variant.vertex] for variant, of_variant in tuned.items() if of_variant.vertex is not None}
     if needed := _missing_runs(tune, vertices, seeds, losses):
         return Tuning(needed, {})

@@ -52,7 +52,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def simultaneous(share: float) -> str:
-    """What several intervals are together."""
+    """The sentence about several intervals together."""
     level = percent(share)
     return f"Simultaneous {level} intervals: with a probability of {level}, all of them contain the true differences."
 
@@ -67,7 +67,7 @@ def together(report: Mapping[str, Any]) -> float | None:
 
 
 def compared(report: Mapping[str, Any]) -> dict[str, str]:
-    """What each variant is: the configs and text of the baseline, and the options that variants change."""
+    """Descriptions of the variants: the configs and text of the baseline, and the options that variants change."""
     base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
     whats = {BASELINE: " ".join(filter(None, base))}
     for name, row in report["variants"].items():
@@ -177,7 +177,8 @@ def noise_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    aa, unit = report["aa"], report["unit"]
+    aa = report["aa"]
+    unit = report["unit"]
     if (difference := aa["replay_difference"]) is not None:
         again = f"{difference:.3g} apart" if difference else "bit-identical"
         if difference and report["accelerator"] == "cpu":
@@ -199,7 +200,7 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _start_lines(name: str, start: Mapping[str, Any] | None) -> Iterator[str]:
-    """What a pair shares before the first step, and which scales differ; earlier reports do not say."""
+    """Lines about what a pair shares before the first step, and scales that differ."""
     if start is None:
         return
     kept = start["kept"]
@@ -209,7 +210,8 @@ def _start_lines(name: str, start: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[str]:
-    noise, robust = row["noise"], row["robust"]
+    noise = row["noise"]
+    robust = row["robust"]
     if noise is None:
         return
     facts = [f"standard deviation of a pair {_with_interval(row['sd'], noise['sd_interval'])}"]
@@ -270,7 +272,7 @@ def tuning_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def cost_lines(report: Mapping[str, Any]) -> list[str]:
-    """What was matched, how closely, and what the experiment took."""
+    """Lines about what was matched, how closely, and what the experiment took."""
     cost = report["cost"]
     rows = {BASELINE: report["baseline"], **report["variants"]}
     lines = matched_lines(report) + _unequal({name: row["parameters"] for name, row in rows.items()})
@@ -284,7 +286,7 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def matched_lines(report: Mapping[str, Any]) -> list[str]:
-    """What was matched, how closely, and what that leaves out."""
+    """Lines about what was matched, how closely, and what that leaves out."""
     match = MATCHES[report["match"]]
     matches, unit = match.closeness_in_words(report)
     rule = f"{match.name} by {report['solved']}" if report["solved"] else match.name
@@ -326,7 +328,7 @@ def parameter_lines(plan: Plan) -> list[str]:
 
 
 def start_in_words(plan: Plan, looks: Sequence[int], slots: int) -> str:
-    """What begins now: variants, looks, and how many runs at a time."""
+    """The line about what begins now: variants, looks, and how many runs at a time."""
     experiment = plan.experiment
     threads = plan.record.threads
     variants = len(experiment.variants)

@@ -54,7 +54,7 @@ def trust_baseline(files: Sequence[str]) -> list[str]:
 
 
 def environment(base: Variant) -> dict[str, str]:
-    """What all runs of a stream have in common: precision, device, versions, this package, and the text."""
+    """The environment that all runs of a stream share: precision, device, versions, this package, and the text."""
     common = {name: str(value) for name, value in environment_of(base.trainer).items() if name != "threads"}
     return {**common, "text": fingerprint(base.data.sources)}
 

@@ -1,4 +1,4 @@
-"""What every action of ``lightning-llm ablate`` does with an experiment: read it, run it, write its report."""
+"""Steps that the actions of ``lightning-llm ablate`` share: read an experiment, run it, write its report."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -258,7 +258,7 @@ def _is_new(out: Path) -> bool:
 
 
 def _first_content(options: argparse.Namespace) -> tuple[StreamRecord, Mapping[str, Any]]:
-    """What a new stream begins with: its record, and the options of the baseline.
+    """The beginning of a new stream: its record, and the options of the baseline.
 
     Its first idea is read and compared here too, so that a mistake leaves no folder.
     """
@@ -312,7 +312,7 @@ def _refuse_unreadable(options: argparse.Namespace) -> None:
 
 
 def _asked(options: argparse.Namespace) -> Asked:
-    """What a stream begins with: configs of the baseline with their hashes, and arguments of ``fit``."""
+    """The beginning of a stream: configs of the baseline with their hashes, and arguments of ``fit``."""
     files = {file: file_hash(Path(config_path(file))) for file in options.baseline or ()}
     arguments: list[str] = []
     for argument in options.of_fit:

@@ -201,7 +201,9 @@ def test_a_run_survives_the_server_and_the_next_one_gets_another(start, tmp_path
 
 def test_it_ends_with_the_process_that_started_it(start, tmp_path):
     saving = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))"
-    start(SLEEPS.format(saving))[0].end()  # and the tree is there
+    process = start(SLEEPS.format(saving))[0]
+    process.ask_to_end()
+    process.await_end()  # and the tree is there
     main, log = tmp_path / "tree/fit.py", tmp_path / "logs/other.txt"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     parent = subprocess.Popen(

@@ -93,7 +93,7 @@ def excused_fields(base: Variant, variant: Variant, options: Mapping[str, Any]) 
 
 
 def kept_lines(base: Variant, variant: Variant) -> list[str]:
-    """What a variant with another class of optimizer or schedule has kept of the baseline's, a line for each.
+    """Lines about what a variant with another class of optimizer or schedule has kept of the baseline's.
 
     The parser keeps every argument that both classes have, such as the learning rate, unless the variant sets it.
     """

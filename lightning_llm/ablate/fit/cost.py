@@ -40,8 +40,10 @@ class TrainingSteps:
 
     def __init__(self, variant: Variant) -> None:
         self.device = variant.trainer.strategy.root_device
-        model, data = copy.deepcopy(variant.model), copy.copy(variant.data)  # the model has no weights yet
-        model.architecture, model.seed = variant.architecture, 0
+        model = copy.deepcopy(variant.model)  # the model has no weights yet
+        data = copy.copy(variant.data)
+        model.architecture = variant.architecture
+        model.seed = 0
         model.configure_model()
         self._precision = variant.trainer.precision_plugin
         self._clip = variant.trainer.gradient_clip_val, variant.trainer.gradient_clip_algorithm
@@ -80,7 +82,8 @@ class TrainingSteps:
 
 def flops_of(variant: Variant) -> int | None:
     """FLOPs of its optimizer step, without what is recomputed; ``None`` for parts that cannot be counted."""
-    config, tokens = variant.architecture, variant.data.tokens_per_step
+    config = variant.architecture
+    tokens = variant.data.tokens_per_step
     try:
         length = variant.data.context_length
         measured = measure_parts(config, str(variant.trainer.precision), length)
@@ -90,7 +93,7 @@ def flops_of(variant: Variant) -> int | None:
 
 
 def parameters_of(config: Any) -> int:
-    """Of a model of this config, which is built without memory."""
+    """The parameters of a model of this config, which is built without memory."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Transformer(config).parameters())
 
@@ -158,7 +161,7 @@ def _clock() -> tuple[float, float]:
 
 
 def _cost(steps: TrainingSteps, timing: Timing, ratios: Timing) -> StepCost:
-    """What a step of a variant costs, by its times and their ratios to the baseline's."""
+    """The cost of a step of a variant, by its times and their ratios to the baseline's."""
     return StepCost(
         step_s=timing.median,
         step_p20_s=timing.p20,

@@ -28,7 +28,7 @@ _LARGEST = 64  # times the option's value, where a solution is looked for
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """What matches a variant with the baseline.
+    """The options and measurements that match a variant with the baseline.
 
     Attributes:
         options: That the variant gets, by dotted name.
@@ -91,7 +91,7 @@ MATCHING: dict[str, Callable[[Variant, Variant, str | None], Matched]] = {
 
 
 def facts_of(variant: Variant, matched: Matched) -> dict[str, Any]:
-    """What a plan records of a variant for the rules, whichever one matches."""
+    """Facts that a plan records of a variant for the rules, whichever one matches."""
     flops = cost.flops_of(variant)
     counted = {
         "tokens_per_step": variant.data.tokens_per_step,
@@ -136,7 +136,7 @@ def scaled_options(match: str, variant: Variant, steps: int, scale: float) -> di
 
 
 def _counts(variant: Variant) -> str:
-    """What a schedule of an unknown class has that may count steps, in words; empty: nothing.
+    """The arguments of a schedule of an unknown class that may count steps, in words; empty: none.
 
     Those of torch never learn how long the run is, so that each of them counts steps or validations in some way.
     """
@@ -161,7 +161,8 @@ def _has_counts(value: object) -> bool:
 
 def _solve(option: str, base: Variant, variant: Variant) -> int:
     """The value of an option of the architecture for which the variant has as many parameters as the baseline."""
-    config, target = variant.architecture, cost.parameters_of(base.architecture)
+    config = variant.architecture
+    target = cost.parameters_of(base.architecture)
     start = getattr(config, option, None)
     if type(start) is not int:
         option_names = [field.name for field in dataclasses.fields(config)]

@@ -29,7 +29,8 @@ class RedrawMLP(Callback):
 
 def _redraw_parts(model: Any, kind: str, attribute: str) -> bool:
     """Whether a value changed."""
-    config, changed = model.architecture, []
+    config = model.architecture
+    changed = []
     for layer, block in enumerate(model.transformer.layers):
         if not isinstance(old := getattr(block, attribute, None), nn.Module):
             continue  # a custom block need not have it
@@ -47,7 +48,8 @@ def _redraw_parts(model: Any, kind: str, attribute: str) -> bool:
 
 
 def _redraw_embedding(model: Any) -> bool:
-    config, old = model.architecture, model.transformer.embed_tokens.weight
+    config = model.architecture
+    old = model.transformer.embed_tokens.weight
     table = nn.Embedding(config.vocab_rows, config.hidden_size)
     initialize(table, config, model.seed, f"embed_tokens.{RENAMED}")
     nn.init.zeros_(table.weight.detach()[config.vocab_size :])

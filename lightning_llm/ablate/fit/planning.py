@@ -47,7 +47,7 @@ TEXTS = ("store", "path", "corpus")  # options of the data that say what it is r
 
 
 class Outlay(NamedTuple):
-    """What the runs of an experiment take.
+    """Time and FLOPs that the runs of an experiment take.
 
     Attributes:
         parameters: Of the baseline.
@@ -106,7 +106,7 @@ class FitDraft(Draft):
 
     @property
     def notes(self) -> list[str]:
-        """What variants with another optimizer or schedule have kept of the baseline's."""
+        """Lines about what variants with another optimizer or schedule have kept of the baseline's."""
         return [line for variant in self.variants.values() for line in kept_lines(self.baseline, variant)]
 
     def settle(self, workers: int | None) -> Settled:
@@ -143,7 +143,7 @@ class FitDraft(Draft):
         return float(flops * base.steps)
 
     def outlay(self, workers: int | None) -> Outlay:
-        """What the runs take: counted, and from a few timed steps of the baseline."""
+        """Time and FLOPs of the runs: counted, and from a few timed steps of the baseline."""
         runs = self.experiment.most_runs()
         return outlay_of(self.baseline, runs, workers, is_tuned=self.experiment.tune is not None)
 
@@ -245,7 +245,7 @@ def match_variants(
 def planned_variants(
     experiment: Experiment, variants: Mapping[str, Variant], matched: Mapping[str, Matched]
 ) -> dict[str, PlannedVariant]:
-    """What the plan says of each variant; the null variant is the baseline."""
+    """The plan's record of each variant; the null variant is the baseline."""
     base = variants[BASELINE]
     base_facts = {"steps": base.steps, **facts_of(base, matched[BASELINE])}
     planned: dict[str, PlannedVariant] = {}
@@ -279,7 +279,7 @@ def configs_of(variants: Mapping[str, Variant]) -> dict[str, dict[str, Any]]:
 def identities(
     variants: Mapping[str, Variant], configs: Mapping[str, Any], threads: int, code_of_baseline: str
 ) -> dict[str, Identity]:
-    """What decides the bits of each variant's runs; the null variant uses what the baseline uses.
+    """The identity of each variant's runs; the null variant uses what the baseline uses.
 
     Args:
         variants: The baseline and the variants, matched.
@@ -354,7 +354,7 @@ def tuned_value(variant: Variant, option: str) -> float:
 
 
 def outlay_of(variant: Variant, runs: int, workers: int | None, *, is_tuned: bool = False) -> Outlay:
-    """What the runs of an experiment take.
+    """Time and FLOPs that the runs of an experiment take.
 
     Args:
         variant: The baseline.

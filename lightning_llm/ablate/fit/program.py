@@ -40,7 +40,7 @@ class Fit(Program):
         )
 
     def result(self, folder: Path) -> Ended | None:
-        """What its ``summary.json`` says, or the reason in its ``status.json``."""
+        """The content of its ``summary.json``, or the reason in its ``status.json``."""
         state = run_state(folder).description
         if state == FINISHED:
             return Ended(read_summary(folder, NUMBERS))
