@@ -4,16 +4,18 @@ Exit status: 0 adopted, 3 not adopted, 1 a run failed (the idea has no verdict),
 """
 
 import argparse
+import dataclasses
 import itertools
 import math
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.matching import Flops, matches_in_words
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
@@ -98,14 +100,16 @@ def run_idea(options: argparse.Namespace) -> int:
     budget_s = math.inf if options.budget is None else duration(options.budget, "--budget")
     _refuse_unreadable(options)
     out: Path = options.stream
-    first = _first_content(options) if _is_new(out) else None
+    first = _first_idea(options) if _is_new(out) else None
     out.mkdir(parents=True, exist_ok=True)
     if has_waited := bool(is_locked(out)):
         ablate_run.say([f"waiting for another call on {out}"])
     lock = RunLock(out, wait_s=math.inf).acquire()
     try:
-        if first is not None and _is_new(out):  # another call may have begun it
-            begin(out, *first)
+        if first is not None and not _is_new(out):  # another call has begun it meanwhile
+            first = None
+        if first is not None:
+            begin(out, first.record, first.draft.baseline.options)
         stream = Stream.read(out)
         refuse_final(stream)
         if options.give_up:
@@ -118,7 +122,8 @@ def run_idea(options: argparse.Namespace) -> int:
         if stream.run_seconds >= budget_s:
             used = shown_duration(stream.run_seconds)
             raise ValueError(f"--budget {options.budget} is used up: the runs of {out} took {used}; give more")
-        return _run(stream, _plan(stream, options), options, budget_s - stream.run_seconds)
+        plan = _plan(stream, options, None if first is None else first.draft)
+        return _run(stream, plan, options, budget_s - stream.run_seconds)
     finally:
         lock.release()
 
@@ -132,8 +137,14 @@ def _last_verdict(stream: Stream, options: argparse.Namespace) -> Verdict | None
     return last if is_same and last.because == options.because else None
 
 
-def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
-    """The plan of the idea: that of one without a verdict, or a new one."""
+def _plan(stream: Stream, options: argparse.Namespace, draft: "FitDraft | None") -> Plan:
+    """The plan of the idea: that of one without a verdict, or a new one.
+
+    Args:
+        stream: As it is now.
+        options: Of the command.
+        draft: The idea on this baseline, if it was read before.
+    """
     unfinished = stream.unfinished
     if not options.vary:
         if unfinished is None:
@@ -143,7 +154,8 @@ def _plan(stream: Stream, options: argparse.Namespace) -> Plan:
     _refuse_other_stream(stream, options)
     if stream.place > MOST_IDEAS:
         raise ValueError(f"{stream.out} has {MOST_IDEAS} ideas: begin another stream")
-    draft = _draft_of(stream, options)
+    experiment = _experiment(stream, options)
+    draft = _draft_of(stream, experiment) if draft is None else dataclasses.replace(draft, experiment=experiment)
     asked = asked_of(draft)
     if unfinished is not None:
         plan = Plan.read(unfinished)
@@ -257,11 +269,15 @@ def _is_new(out: Path) -> bool:
     return not any((out / IDEAS).glob(f"*/{PLAN}"))
 
 
-def _first_content(options: argparse.Namespace) -> tuple[StreamRecord, Mapping[str, Any]]:
-    """The beginning of a new stream: its record, and the options of the baseline.
+class _First(NamedTuple):
+    """The beginning of a new stream: its record, and its first idea as it was read."""
 
-    Its first idea is read and compared here too, so that a mistake leaves no folder.
-    """
+    record: StreamRecord
+    draft: "FitDraft"
+
+
+def _first_idea(options: argparse.Namespace) -> _First:
+    """Read the first idea of a new stream before there is a folder, so that a mistake leaves none."""
     if options.give_up or not options.vary or not options.baseline:
         advice = "give --baseline CONFIG and --vary OPTION=VALUE to begin it"
         raise ValueError(f"{options.stream} holds no idea yet: {advice}")
@@ -274,16 +290,22 @@ def _first_content(options: argparse.Namespace) -> tuple[StreamRecord, Mapping[s
     record = StreamRecord(asked=asked, environment=ablate_fit.environment(base), **fields)
     with tempfile.TemporaryDirectory() as folder:
         begin(Path(folder), record, base.options)
-        _draft_of(Stream.read(Path(folder)), options, quiet=True)
-    return record, base.options
+        stream = Stream.read(Path(folder))
+        experiment = _experiment(stream, options)
+        ablate_run.say([f"checking the baseline and {', '.join(experiment.variants)}"])
+        draft = _draft_of(stream, experiment, quiet=True)
+    ablate_run.say(draft.notes)
+    return _First(record, draft)
 
 
-def _draft_of(stream: Stream, options: argparse.Namespace, *, quiet: bool = False) -> "FitDraft":
-    """The next idea of a stream, read and compared with its baseline as it is now."""
+def _experiment(stream: Stream, options: argparse.Namespace) -> Experiment:
+    """The next idea of a stream, as the options describe it."""
     name, changes = _idea(options)
-    experiment = experiment_of_idea(
-        stream, name, changes, match=options.match, because=options.because, again=options.again
-    )
+    return experiment_of_idea(stream, name, changes, match=options.match, because=options.because, again=options.again)
+
+
+def _draft_of(stream: Stream, experiment: Experiment, *, quiet: bool = False) -> "FitDraft":
+    """An idea of a stream, read and compared with its baseline as it is now."""
     draft = ablate_run.draft_of(experiment, quiet=quiet)
     _refuse_changed(stream, draft.baseline)
     return draft
