@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey, State
 from lightning_llm.ablate.plan import Plan, Replay
@@ -13,15 +15,12 @@ from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.ratios import Cost
 from lightning_llm.ablate.tuning import Losses
 from lightning_llm.io.records import read_record
-from lightning_llm.io.schema import NUMBER, list_of, record, validate, whole
 from lightning_llm.io.shell import shell_path
-from lightning_llm.io.untrusted import MIB, read_json
 from lightning_llm.runs.directory import WINDOWS
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
-from lightning_llm.statistics.windows import MOST_BLOCKS
 from lightning_llm.training.metrics import TRAIN_LOSS, VAL_LOSS
 
 COST = "cost.json"
@@ -30,8 +29,22 @@ NO_BETTER = "is no better than chance"
 # times of it has diverged. A model that never changes may be at it up to rounding.
 FAR, ROUNDING = 1.5, 1e-4
 CURVES = (TRAIN_LOSS, VAL_LOSS)
-_BLOCKS = {"windows": whole(1), "tokens": whole(1), "nats": NUMBER}
-_WINDOWS = record({"step": whole(), **{name: list_of(kind, MOST_BLOCKS) for name, kind in _BLOCKS.items()}})
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """The content of ``windows.json``: sums over blocks of validation windows.
+
+    Attributes:
+        step: Of the validation.
+        windows: How many each block has.
+        tokens: How many these have.
+        nats: Their sum.
+    """
+
+    step: int
+    windows: list[int]
+    tokens: list[int]
+    nats: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +82,10 @@ class Result:
         path = self.folder / WINDOWS
         if self.has_failed or not path.is_file():
             return None
-        content = read_json(path, MIB)
-        validate(content, _WINDOWS, path)
-        if len({len(content[name]) for name in _BLOCKS}) > 1:
+        windows = read_record(path, Windows)
+        if not len(windows.windows) == len(windows.tokens) == len(windows.nats):
             raise ValueError(f"{path}: windows, tokens and nats differ in length")
-        return content if content["step"] == self.summary.get("steps") else None
+        return msgspec.to_builtins(windows) if windows.step == self.summary.get("steps") else None
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """``train_loss`` and ``val_loss``: (step, value), from TensorBoard's files. Reading them takes a while."""

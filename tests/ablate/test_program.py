@@ -1,11 +1,13 @@
 """A program of one's own: what starts a run and says how it ended is all that an experiment needs of it."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
-from lightning_llm.ablate import programs, runner
+from lightning_llm.ablate import program, programs, runner
 from lightning_llm.ablate.experiment import Experiment, Looks
 from lightning_llm.ablate.fit.program import Fit
 from lightning_llm.ablate.page import write_report
@@ -84,3 +86,19 @@ def test_the_program_of_a_plan_must_be_there(plan, monkeypatch):
     monkeypatch.delitem(programs.PROGRAMS, "parabola")
     with pytest.raises(ValueError, match=r"out was planned for the program 'parabola'; this version has fit$"):
         load_experiment(Plan.read(plan.out).out)
+
+
+def imports_fit(path):
+    """Whether a file imports anything of ``ablate.fit``."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return any(name.startswith("lightning_llm.ablate.fit") for name in names)
+
+
+def test_only_the_table_of_programs_knows_fit():
+    files = sorted(Path(program.__file__).parent.glob("*.py"))
+    assert len(files) > 20
+    assert [path.name for path in files if imports_fit(path)] == ["programs.py"]

@@ -10,7 +10,7 @@ from lightning_llm.ablate.fit.program import Fit
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan, PlannedVariant, PlanRecord
 from lightning_llm.ablate.progress import run_in_words
-from lightning_llm.ablate.results import _BLOCKS, Result, _mismatch, load_experiment
+from lightning_llm.ablate.results import Result, _mismatch, load_experiment
 from lightning_llm.ablate.tuning import Grid
 from lightning_llm.runs.directory import WINDOWS
 from tests.ablate.conftest import work
@@ -75,14 +75,11 @@ def test_windows_are_read_unless_they_are_missing_or_of_another_end(result):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("[]", "expected an object"),
-        ("{", "not JSON"),
+        ("[]", "Expected `object`, got `array`"),
+        ("{", "Input data was truncated"),
         ({**RECORD, "nats": [1.5]}, "windows, tokens and nats differ in length"),
-        ({**RECORD, "tokens": [64, 0]}, r"tokens\[1\] is 0, expected a whole number from 1"),
-        ({**RECORD, "nats": [1.5, None]}, r"nats\[1\] is None, expected a finite number"),
-        ({**RECORD, "other": 1}, "other is unknown"),
-        ({"step": 6} | {name: [1] * 4097 for name in _BLOCKS}, "expected a list of at most 4096"),
-        (" " * (1 << 20) + json.dumps(RECORD), "bytes, expected at most"),
+        ({**RECORD, "tokens": [64, "x"]}, r"Expected `int`, got `str` - at `\$\.tokens"),
+        ({**RECORD, "nats": [1.5, None]}, r"Expected `float`, got `null` - at `\$\.nats"),
     ],
 )
 def test_damaged_windows_are_one_line(result, content, says):
