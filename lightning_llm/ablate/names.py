@@ -1,4 +1,9 @@
-"""Names of the variants that every experiment has, besides its own. The baseline counts as a variant."""
+"""Names of the variants that an experiment has besides its own. The baseline counts as a variant.
+
+``baseline-again`` is the first seed of the baseline once more: its bits must repeat, and how far they do is a *replay*.
+``null`` is the baseline with other initial values of some part: only chance differs, so its spread is the noise. Not
+every program can make one; that of ``fit`` is ``ablate.fit.null_variant``.
+"""
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
 

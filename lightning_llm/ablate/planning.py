@@ -55,7 +55,7 @@ class Settled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Draft(abc.ABC):
-    """An experiment whose variants a program has read and compared; nothing runs yet.
+    """An experiment whose variants a program has read and compared; no run has started.
 
     Attributes:
         program: A name in ``programs.PROGRAMS``.
@@ -71,7 +71,7 @@ class Draft(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, workers: int | None) -> Settled:
-        """Match the variants, and say what the plan holds of each.
+        """Decide the threads, match the variants, and say what the plan holds of each; it may train a step of them.
 
         Args:
             workers: The most runs at a time that the user wants.

@@ -62,7 +62,7 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "seeds": [run.seed for run in sorted(loaded.results) if run.name == BASELINE],
         "configs": list(experiment.baseline),
         "environment": _environment(loaded),
-        "reused": _reused(loaded),
+        "reused": reused_of(loaded),
         "aa": _aa(loaded),
         "baseline": _of_variant(loaded, BASELINE),
         "variants": variants,
@@ -78,7 +78,7 @@ def _environment(loaded: Loaded) -> dict[str, Any]:
     return {field: summary.get(field) for field in ENVIRONMENT}
 
 
-def _reused(loaded: Loaded) -> dict[str, Any]:
+def reused_of(loaded: Loaded) -> dict[str, Any]:
     """The runs that other experiments have trained, and the experiment whose baseline ran again."""
     reused = loaded.plan.record.reused
     names = [str(run) for run in sorted(loaded.results) if loaded.plan.is_reused(run)]

@@ -99,15 +99,15 @@ def _is_reusable(program: Program, folder: Path, environment: Mapping[str, Any],
     return not executed_otherwise(ended.summary, environment) and ended.summary.get(metric) is not None
 
 
-def take_needed(plan: Plan) -> None:
+def link_needed(plan: Plan) -> None:
     """Link every run that the experiment needs and another one has."""
     has_linked = True
     while has_linked:  # with these, the next look may be reached
         needed = plan.state(losses_of(results_of(plan))).needed
-        has_linked = sum(take(plan, run) for run in needed) > 0
+        has_linked = sum(link_unclaimed(plan, run) for run in needed) > 0
 
 
-def take(plan: Plan, run: RunKey) -> bool:
+def link_unclaimed(plan: Plan, run: RunKey) -> bool:
     """Link the files of a run that another experiment has and nobody has begun here. Whether that was done."""
     claim = claims.take(plan.out, str(run)) if str(run) in plan.record.reused.runs else None
     if claim is None:
@@ -119,7 +119,7 @@ def take(plan: Plan, run: RunKey) -> bool:
 
 
 def link(plan: Plan, run: RunKey) -> bool:
-    """Link the files of a run as :func:`take` does, for who has the claim."""
+    """Link the files of a run, for who has the claim on it. Whether that was done: another experiment has it."""
     source = plan.record.reused.runs.get(str(run))
     folder = plan.run_dir(run)
     if source is None or folder.exists():

@@ -12,9 +12,9 @@ from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import LOGS, Plan
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import Display
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report import reused_of
 from lightning_llm.ablate.results import COST, load
-from lightning_llm.ablate.reuse import take_needed
+from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.run_process import last_line, start_server
 from lightning_llm.ablate.runner import RUNNER, Results, Runner
 from lightning_llm.ablate.screen import show_report
@@ -63,19 +63,19 @@ def say(lines: Iterable[str]) -> None:
 def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None = None) -> None:
     """Start workers, wait for the verdicts, and measure the cost; or submit workers to SLURM, and leave."""
     console = Console(stderr=True)
-    take_needed(plan)
+    link_needed(plan)
     loaded = load(plan)
-    console.say(*left_lines(report_of(loaded)["reused"]["runs"], len(loaded.results), len(loaded.state.needed)))
+    console.say(*left_lines(reused_of(loaded)["runs"], len(loaded.results), len(loaded.state.needed)))
     parameters = "\n".join(parameter_lines(plan))
     if slurm is not None:
         console.say(parameters)
-        needed = len(load(plan).state.needed)
+        needed = len(loaded.state.needed)
         jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
     slots = slots_for(plan, workers)
-    if (state := load(plan).state).needed:
-        console.say(start_in_words(plan, state.looks, len(slots)))
+    if loaded.state.needed:
+        console.say(start_in_words(plan, loaded.state.looks, len(slots)))
         console.say(parameters)
         train(plan, slots)
     if not (plan.out / COST).exists() and (problem := _measure(plan, console)):

@@ -22,7 +22,7 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
-from lightning_llm.ablate.reuse import take_needed
+from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.slots import slots_for
 from lightning_llm.ablate.stream import (
     CURRENT,
@@ -244,7 +244,7 @@ def _say(stream: Stream, verdict: Verdict, options: argparse.Namespace) -> int:
 
 
 def _train(plan: Plan, workers: int | None, left_s: float) -> None:
-    take_needed(plan)
+    link_needed(plan)
     if not plan.state(losses_of(results_of(plan))).needed:
         return
 

@@ -13,7 +13,7 @@ from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.reuse import Identity, reusable, take_needed
+from lightning_llm.ablate.reuse import Identity, link_needed, reusable
 from lightning_llm.ablate.tuning import Grid
 from lightning_llm.runs.find import find_runs
 from lightning_llm.runs.list import list_runs
@@ -101,7 +101,7 @@ def test_a_first_seed_that_is_trained_here_is_trained_twice(experiment, first):
 
 def test_no_pair_with_a_reused_run_says_how_to_train_it(experiment, first):
     plan = plan_of(experiment, "second", "b")
-    take_needed(plan)
+    link_needed(plan)
     run = plan.run_dir(RunKey("b", 0))
     shutil.copytree(first.run_dir(RunKey("a", 0)), run)
     change(run, validation_batches="other")
@@ -159,7 +159,7 @@ def change(run, **fields):
 
 def test_each_run_is_listed_once_and_nobody_loses_it(experiment, first):
     plan = plan_of(experiment, "second", "b")
-    take_needed(plan)
+    link_needed(plan)
     linked, original = (each.run_dir(RunKey(BASELINE, 0)) for each in (plan, first))
     assert (linked / "summary.json").samefile(original / "summary.json")
     both = [str(first.out), str(plan.out)]
@@ -177,7 +177,7 @@ def test_neither_locks_nor_links_of_a_run_are_linked(experiment, first, tmp_path
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "step-6.ckpt").symlink_to(elsewhere)
     plan = plan_of(experiment, "second", "b")
-    take_needed(plan)
+    link_needed(plan)
     linked = plan.run_dir(RunKey(BASELINE, 0))
     names = {str(path.relative_to(linked)) for path in linked.rglob("*")}
     assert {"summary.json", "checkpoints", "reused_from"} <= names
@@ -197,7 +197,7 @@ def test_a_kill_while_files_are_linked_is_harmless(experiment, first, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", killed)
         with pytest.raises(KeyboardInterrupt):
-            take_needed(plan)
+            link_needed(plan)
     assert len(load_experiment(plan.out).results) == 1  # whole runs alone count
     work(plan.out)
     assert set(trained(plan)) == {f"b,seed={seed}" for seed in range(4)}
@@ -206,8 +206,8 @@ def test_a_kill_while_files_are_linked_is_harmless(experiment, first, monkeypatc
 def test_a_run_that_began_here_is_not_replaced(experiment, first):
     plan = plan_of(experiment, "second", "b")
     plan.run_dir(RunKey(BASELINE, 0)).mkdir(parents=True)
-    assert not reuse.take(plan, RunKey(BASELINE, 0))
-    assert reuse.take(plan, RunKey(BASELINE, 1))
+    assert not reuse.link_unclaimed(plan, RunKey(BASELINE, 0))
+    assert reuse.link_unclaimed(plan, RunKey(BASELINE, 1))
 
 
 def test_tuned_runs_are_used_where_the_same_option_is_tuned(experiment):

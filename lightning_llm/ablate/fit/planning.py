@@ -1,11 +1,11 @@
 """From what a user asks of ``fit`` to what a plan holds: variants are read, compared, matched and costed.
 
-1. :func:`read_variants`: baseline and variants are read as ``fit`` reads them, and compared (``fit.comparability``).
-2. :func:`match_variants`: costs are made equal (``fit.matching``).
-3. :func:`planned_variants`, :func:`identities`: what the plan records of each.
-4. :func:`outlay_of`: what the runs would take, counted, and estimated from a few timed steps.
-
-:class:`FitDraft` hands all of it to ``ablate.planning``, which freezes the plan.
+1. :func:`read_variants` reads baseline and variants as ``fit`` does (by ``cli.ablate_fit.read_variant``), compares them
+   (``fit.comparability``), and makes a :class:`FitDraft`.
+2. ``ablate.planning.plan_of`` calls :meth:`FitDraft.settle` if the folder has no plan: a step of the baseline is trained
+   here, for the memory that a run takes and so for its threads; :func:`match_variants` makes costs equal
+   (``fit.matching``); :func:`planned_variants` and :func:`identities` are what the plan records.
+3. :func:`outlay_of` is what the runs would take, by a few timed steps, if only that is asked.
 """
 
 import dataclasses
