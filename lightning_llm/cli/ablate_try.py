@@ -4,7 +4,6 @@ Exit status: 0 adopted, 3 not adopted, 1 a run failed (the idea has no verdict),
 """
 
 import argparse
-import dataclasses
 import itertools
 import math
 import tempfile
@@ -155,7 +154,7 @@ def _plan(stream: Stream, options: argparse.Namespace, draft: "FitDraft | None")
     if stream.place > MOST_IDEAS:
         raise ValueError(f"{stream.out} has {MOST_IDEAS} ideas: begin another stream")
     experiment = _experiment(stream, options)
-    draft = _draft_of(stream, experiment) if draft is None else dataclasses.replace(draft, experiment=experiment)
+    draft = _draft_of(stream, experiment) if draft is None else draft.moved(experiment)
     asked = asked_of(draft)
     if unfinished is not None:
         plan = Plan.read(unfinished)

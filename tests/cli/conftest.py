@@ -1,3 +1,6 @@
+import shutil
+from contextlib import contextmanager
+
 import pytest
 import yaml
 
@@ -28,6 +31,28 @@ def write_config(tmp_path):
 def folder(tmp_path, monkeypatch, text_file):
     """The current folder, with a text and ``base.yaml``, the config of a tiny baseline."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(text_file.read_text())
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
+    _fill(tmp_path, text_file)
     return tmp_path
+
+
+def _fill(folder, text_file):
+    (folder / "text.txt").write_text(text_file.read_text())
+    (folder / "base.yaml").write_text(yaml.safe_dump(CONFIG))
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory, text_file):
+    """``with shared_folder() as (folder, patch)``: such a folder that tests of a module copy, and a MonkeyPatch."""
+
+    @contextmanager
+    def shared(source=None):
+        folder = tmp_path_factory.mktemp("shared")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            if source is None:
+                _fill(folder, text_file)
+            else:
+                shutil.copytree(source, folder, dirs_exist_ok=True)
+            yield folder, patch
+
+    return shared

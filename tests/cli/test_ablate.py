@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import io
 import json
 import os
 import random
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,22 @@ def planned(monkeypatch, **experiment):
     monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     Path("exp.yaml").write_text(yaml.safe_dump({"baseline": "base.yaml", "out": "out", **experiment}, sort_keys=False))
     return lambda *words: main(["ablate", "run", "exp.yaml", *words])
+
+
+@pytest.fixture(scope="module")
+def _planned_once(shared_folder):
+    said = io.StringIO()
+    with shared_folder() as (folder, patch), redirect_stderr(said):
+        assert planned(patch, variants={"a": RELU}, looks=[8], out="runs/first")() == 0
+    return folder, said.getvalue()
+
+
+@pytest.fixture
+def first(_planned_once, folder):
+    """The folder with a plan in ``runs/first``: of 8 pairs, with the variant a; what its command has said."""
+    planned_folder, said = _planned_once
+    shutil.copytree(planned_folder, folder, dirs_exist_ok=True)
+    return said
 
 
 def the_line(capsys):
@@ -126,17 +143,14 @@ def test_runs_of_a_plan_that_was_deleted_do_not_count(folder, monkeypatch, capsy
     assert "out has runs of an experiment without plan.json: give another --out" in the_line(capsys)
 
 
-def test_runs_are_for_the_device_of_the_plan(folder, monkeypatch):
-    assert planned(monkeypatch, variants={"a": RELU}, looks=[2], options={"trainer.accelerator": "auto"})() == 0
-    trainer = yaml.safe_load(Path("out", CONFIGS, "a.yaml").read_text())["trainer"]
-    assert (trainer["accelerator"], trainer["devices"]) == (json.loads(Path("out", PLAN).read_text())["accelerator"], 1)
-
-
-def test_tokenizers_are_compared_by_bytes(folder, monkeypatch):
+def test_runs_are_for_the_device_of_the_plan_and_tokenizers_are_compared_by_bytes(folder, monkeypatch):
     variants = {"bytes": {"data.tokenizer": "byte"}}
-    whole = {"trainer.limit_val_batches": 1.0}
-    assert planned(monkeypatch, variants=variants, metric="bits_per_byte", looks=[2], options=whole)() == 0
-    assert json.loads(Path("out", PLAN).read_text())["experiment"]["metric"] == "bits_per_byte"
+    options = {"trainer.accelerator": "auto", "trainer.limit_val_batches": 1.0}
+    assert planned(monkeypatch, variants=variants, metric="bits_per_byte", looks=[2], options=options)() == 0
+    plan = json.loads(Path("out", PLAN).read_text())
+    assert plan["experiment"]["metric"] == "bits_per_byte"
+    trainer = yaml.safe_load(Path("out", CONFIGS, "bytes.yaml").read_text())["trainer"]
+    assert (trainer["accelerator"], trainer["devices"]) == (plan["accelerator"], 1)
 
 
 def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
@@ -223,18 +237,14 @@ def test_a_schedule_that_cannot_follow_is_one_line(folder, monkeypatch, capsys, 
     assert not Path("out").exists()
 
 
-def test_the_command_line_names_its_variants(folder, monkeypatch, capsys):
+def test_the_command_line_names_its_variants(folder, monkeypatch):
     monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     words = ["--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu", "--name", "which-mlp"]
-    assert main(["ablate", "run", *words]) == 0
+    solved = "model.architecture.intermediate_size"
+    assert main(["ablate", "run", *words, f"--match=parameters={solved}", "--first-seed=1000"]) == 0
     plan = json.loads(Path("runs/which-mlp", PLAN).read_text())
     experiment = plan["experiment"]
     assert experiment["variants"] == {"relu": RELU, "gelu": {MLP: "gelu"}}
-    assert (experiment["match"], experiment["first_seed"]) == ("tokens", 0)
-    solved = "model.architecture.intermediate_size"
-    assert main(["ablate", "run", *words, "--out", "fresh", f"--match=parameters={solved}", "--first-seed=1000"]) == 0
-    plan = json.loads(Path("fresh", PLAN).read_text())
-    experiment = plan["experiment"]
     assert (experiment["match"], experiment["solved"], experiment["first_seed"]) == ("parameters", solved, 1000)
     assert plan["variants"]["gelu"]["ratio"] == pytest.approx(1, abs=0.005)
 
@@ -305,7 +315,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert wider.probabilities["equivalent"] == pytest.approx(0.8, abs=0.05)
 
 
-def test_power_of_a_pilot_is_that_of_its_own_experiment(folder, monkeypatch, capsys):
+def test_power_of_a_pilot_is_that_of_its_own_experiment(first, monkeypatch, capsys):
     assert planned(monkeypatch, variants={"a": RELU, "b": {MLP: "gelu"}}, pairs=4)() == 0
     said = capsys.readouterr().err
     assert "4 pairs are a pilot: by default, the first test is after 8\n" in said
@@ -319,14 +329,11 @@ def test_power_of_a_pilot_is_that_of_its_own_experiment(folder, monkeypatch, cap
     assert "each of 2 variants, if a pair's difference has a standard deviation of 0.008 (null variant of out)." in said
     assert main(["ablate", "power", "--from", "out", "--pairs", "12"]) == 0
     assert "8/12" in capsys.readouterr().out
-    assert planned(monkeypatch, variants={"c": RELU}, looks=[8], out="whole")() == 0
-    assert "pilot" not in capsys.readouterr().err
+    assert "pilot" not in first
 
 
-def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(folder, monkeypatch, capsys):
-    run = planned(monkeypatch, variants={"a": RELU}, looks=[4], out="runs/first")
-    assert run() == 0
-    assert "not independent" not in capsys.readouterr().err
+def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(first, monkeypatch, capsys):
+    assert "not independent" not in first
     for seed in range(4):
         Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
     Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
@@ -444,19 +451,20 @@ def test_reuse_is_chosen_when_a_plan_is_made(folder, monkeypatch, capsys):
     assert asked == ["none", "variants", "baseline"]
 
 
-def test_what_cannot_be_extended_is_one_line(folder, monkeypatch, capsys):
-    assert planned(monkeypatch, variants={"a": RELU}, looks=[4])() == 0
-    assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
-    assert "out has not used up its plan: lightning-llm ablate run out continues it" in the_line(capsys)
-    ended = load_experiment(Path("out"))
+def test_what_cannot_be_extended_is_one_line(first, monkeypatch, capsys):
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
+    extend = ["ablate", "extend", "runs/first", "--pairs", "2"]
+    assert main(extend) == 2
+    assert "runs/first has not used up its plan: lightning-llm ablate run runs/first continues it" in the_line(capsys)
+    ended = load_experiment(Path("runs/first"))
     state = dataclasses.replace(ended.state, needed=[], unfinished=[])
     monkeypatch.setattr("lightning_llm.cli.ablate.load_experiment", lambda out: dataclasses.replace(ended, state=state))
-    assert main(["ablate", "extend", "out", "--pairs", "2"]) == 2
+    assert main(extend) == 2
     assert "every comparison has ended: name those that you want to know better: --variants NAME" in the_line(capsys)
-    assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "x"]) == 2
-    assert "--variants x: out has a" in the_line(capsys)
-    assert main(["ablate", "extend", "out", "--pairs", "2", "--variants", "a"]) == 0
-    assert load_experiment(Path("out")).plan.extensions == [Extension(2, ("a",))]
+    assert main([*extend, "--variants", "x"]) == 2
+    assert "--variants x: runs/first has a" in the_line(capsys)
+    assert main([*extend, "--variants", "a"]) == 0
+    assert load_experiment(Path("runs/first")).plan.extensions == [Extension(2, ("a",))]
 
 
 # ---- whole experiments
@@ -642,6 +650,7 @@ def test_options_of_one_variant_are_joined_and_metric_and_tune_are_options(folde
     both = {MLP: "relu", "model.architecture.qk_norm": "true"}
     assert experiment["variants"] == {"relu+qk_norm=true": both, "gelu": {MLP: "gelu"}}
     assert (experiment["metric"], experiment["tune"]["option"]) == ("bits_per_byte", rate)
+    assert (experiment["match"], experiment["first_seed"]) == ("tokens", 0)  # without options of their own
 
 
 @pytest.mark.parametrize("words", [["ablate", "status"], ["ablate", "report"], ["compare"]])

@@ -1,11 +1,13 @@
 """``lightning-llm ablate`` with ``sizes`` in its file: planned before anything runs, and a whole one (slow)."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import types
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -45,12 +47,32 @@ def write(**changes):
 @pytest.fixture
 def planned(monkeypatch):
     """``planned(words)``: plan a ladder without running anything; the exit status."""
-    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
+    return _planning(monkeypatch)
+
+
+def _planning(patch):
+    patch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
     return lambda *words: main(["ablate", "run", "lad.yaml", *words])
 
 
-def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
-    assert planned() == 0
+@pytest.fixture(scope="module")
+def _planned_once(shared_folder):
+    said = io.StringIO()
+    with shared_folder() as (folder, patch), redirect_stdout(said):
+        write()
+        assert _planning(patch)() == 0
+    return folder, said.getvalue()
+
+
+@pytest.fixture
+def frozen(_planned_once, folder, planned):
+    """The folder with the ladder of ``lad.yaml``, planned in ``runs/lad``; what its command has printed."""
+    planned_folder, said = _planned_once
+    shutil.copytree(planned_folder, folder, dirs_exist_ok=True)
+    return said
+
+
+def test_all_sizes_are_planned_before_anything_runs(frozen, planned, capsys):
     ladder, computes = read_ladder(Path("runs/lad"))
     plans = {size: Plan.read(folder_of_size(ladder, size)) for size in ladder.sizes}
     assert not folder_of_size(ladder, "100k").exists()
@@ -64,7 +86,7 @@ def test_all_sizes_are_planned_before_anything_runs(folder, planned, capsys):
         assert counts["relu2"] == pytest.approx(counts["baseline"], rel=0.03), size
     assert parameters["25k"]["baseline"] < parameters["50k"]["baseline"]
     assert [list(plan.experiment.looks) for plan in plans.values()] == [[2]] * 3
-    assert "Written: runs/lad/report.html" in capsys.readouterr().out
+    assert "Written: runs/lad/report.html" in frozen
     hashes = [plan.hash for plan in plans.values()]
     assert planned() == 0  # continues with the same plans
     assert main(["ablate", "run", "runs/lad"]) == 0
@@ -113,17 +135,15 @@ def test_the_smallest_size_of_a_shipped_ladder_can_be_planned(folder, planned):
 
 
 @pytest.mark.slow
-def test_with_tune_the_larger_sizes_wait_for_the_smallest(folder, planned, monkeypatch, capsys):
+def test_with_tune_the_larger_sizes_wait_for_the_smallest(frozen, planned, monkeypatch, capsys):
     def rates(size):
         plan = Plan.read(Path("runs/lad/sizes", size))
         configs = {name: yaml.safe_load(plan.config(name).read_text()) for name in ("baseline", "relu2", "null")}
         return {name: config["model"]["optimizer"]["init_args"]["lr"] for name, config in configs.items()}
 
-    assert planned() == 0
     own = rates("50k")["baseline"]
     shutil.rmtree("runs/lad")
     write(tune={"option": "model.optimizer.init_args.lr", "factors": [0.5, 1, 2], "seeds": 1})
-    capsys.readouterr()
     assert planned() == 0
     assert [path.name for path in Path("runs/lad/sizes").iterdir()] == ["25k"]
     assert "run this again when runs/lad/sizes/25k has ended" in capsys.readouterr().err
@@ -170,7 +190,7 @@ def test_a_dry_run_leaves_nothing(folder, capsys):
     ("changes", "words", "says"),
     [
         (
-            {"variants": {"a": {"model.optimizer.init_args.lr": 0.1}}},
+            {"variants": {"a": {"model.optimizer.init_args.lr": 0.1}}, "sizes": ["25k"], "predict": None},
             [],
             "a changes model.optimizer.init_args.lr, which",
         ),
@@ -191,9 +211,7 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(folder, planned, capsys, cha
 
 
 @pytest.mark.slow
-def test_a_size_is_not_added_to_what_is_no_ladder(folder, planned, capsys):
-    assert planned() == 0
-    capsys.readouterr()
+def test_a_size_is_not_added_to_what_is_no_ladder(frozen, capsys):
     for words, says in (
         (["runs/lad", "--size", "30k"], "--size 30k must be above the sizes of the ladder, 25k, 35k, 50k"),
         (["runs/lad", "--size", "100k"], "has not ended: lightning-llm ablate run runs/lad continues it"),
@@ -222,9 +240,7 @@ def test_a_folder_prints_the_classes_that_it_imports(folder, planned, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_folder_without_a_planned_size_has_no_report(folder, planned, capsys):
-    assert planned() == 0
-    capsys.readouterr()
+def test_a_folder_without_a_planned_size_has_no_report(frozen, capsys):
     assert main(["ablate", "run", "runs/lad", "--dry-run"]) == 2
     assert "--dry-run is for what has no plan yet, and runs/lad has one" in the_line(capsys)
     shutil.rmtree("runs/lad/sizes")

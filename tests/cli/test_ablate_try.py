@@ -3,6 +3,7 @@
 import json
 import random
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ class Trainer:
     def __call__(self, plan, workers, left_s):
         if self.fails:
             raise ValueError(self.fails)
-        reuse.take_needed(plan)
+        reuse.link_needed(plan)
         spent = 0.0
         while needed := plan.state(losses_of(results_of(plan))).needed:
             if self.most == 0:
@@ -73,6 +74,59 @@ def trainer(monkeypatch):
 
 def attempt(*words, stream="s"):
     return main(["ablate", "try", stream, "--baseline", "base.yaml", *words])
+
+
+@pytest.fixture(scope="module")
+def _interrupted(shared_folder):
+    trainer = Trainer()
+    trainer.most, trainer.seconds = 3, 60.0
+    with shared_folder() as (folder, patch):
+        patch.setattr("lightning_llm.cli.ablate_try._train", trainer)
+        assert attempt("--vary", GELU, "--trainer.max_steps", "5") == 130
+    return folder
+
+
+@pytest.fixture(scope="module")
+def _rejected(shared_folder, _interrupted):
+    with shared_folder(_interrupted) as (folder, patch):
+        patch.setattr("lightning_llm.cli.ablate_try._train", Trainer())
+        assert main(["ablate", "try", "s"]) == 3
+    return folder
+
+
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def _ended(shared_folder):
+    with shared_folder() as (folder, patch):
+        patch.setattr("lightning_llm.cli.ablate_try._train", Trainer())
+        patch.setattr("lightning_llm.cli.ablate_try.store_verdict", interrupt)
+        assert attempt("--vary", RELU) == 130
+    return folder
+
+
+@pytest.fixture
+def interrupted(_interrupted, folder, trainer):
+    """The folder with the stream ``s``, whose first idea, gelu, was interrupted after three runs of a minute each."""
+    shutil.copytree(_interrupted, folder, dirs_exist_ok=True)
+    trainer.trained = [path.name for path in Path("s/ideas/0001-gelu/runs").iterdir()]
+    return folder
+
+
+@pytest.fixture
+def rejected(_rejected, folder, trainer):
+    """The folder with the stream ``s``, whose first idea, gelu, was rejected."""
+    shutil.copytree(_rejected, folder, dirs_exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def ended(_ended, folder, trainer):
+    """The folder with the stream ``s``, whose first idea, relu, was interrupted after its last run."""
+    shutil.copytree(_ended, folder, dirs_exist_ok=True)
+    return folder
 
 
 def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, capsys):
@@ -119,8 +173,8 @@ def test_runs_of_the_baseline_are_shared_until_an_idea_is_adopted(folder, traine
     assert last.run_seconds == 8.0
 
 
-def test_no_output_and_no_file_of_the_stream_shows_the_loss_of_a_seed(folder, trainer, capsys):
-    assert attempt("--vary", RELU) == 0
+def test_no_output_and_no_file_of_the_stream_shows_the_loss_of_a_seed(ended, trainer, capsys):
+    assert main(["ablate", "try", "s"]) == 0
     plan = Plan.read(Path("s/ideas/0001-relu"))
     losses = {f"{result.loss:.4f}" for result in results_of(plan).values()}
     main(["ablate", "status", "s"])
@@ -161,10 +215,7 @@ def test_the_same_idea_is_refused_unless_it_is_wanted_again(folder, trainer, cap
     assert [verdict.place for verdict in Stream.read(Path("s")).verdicts] == [1, 2, 3, 4, 5]
 
 
-def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
-    trainer.most = 3
-    assert attempt("--vary", GELU) == 130
-    assert "; the same command again continues" in capsys.readouterr().err
+def test_an_idea_that_was_interrupted_is_continued(interrupted, trainer, capsys):
     assert attempt("--vary", RELU) == 2
     assert "0001-gelu is another idea, and has no verdict yet: lightning-llm ablate try s continues" in the_line(capsys)
     trainer.most = 2
@@ -175,6 +226,7 @@ def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
     assert [verdict.place for verdict in Stream.read(Path("s")).verdicts] == [1]
     trainer.most = 3
     assert attempt("--vary", RELU) == 130
+    assert "; the same command again continues" in capsys.readouterr().err
     assert "0002-relu has no verdict yet" in (main(["ablate", "status", "s"]), capsys.readouterr().out)[1]
     assert main(["ablate", "try", "s", "--give-up"]) == 3
     assert "relu: stopped (place 2 of the stream): given up." in capsys.readouterr().out
@@ -182,7 +234,7 @@ def test_an_idea_that_was_interrupted_is_continued(folder, trainer, capsys):
     assert "no idea of it was interrupted: give one with --vary" in the_line(capsys)
 
 
-def test_a_run_that_fails_leaves_the_idea_without_a_verdict(folder, trainer, capsys):
+def test_a_run_that_fails_leaves_the_idea_without_a_verdict(interrupted, trainer, capsys):
     trainer.fails = "gelu,seed=0 failed: no space"
     assert attempt("--vary", GELU) == 1
     assert "gelu,seed=0 failed: no space; lightning-llm ablate try s tries again, and with --give-up" in the_line(
@@ -193,7 +245,9 @@ def test_a_run_that_fails_leaves_the_idea_without_a_verdict(folder, trainer, cap
     assert attempt("--vary", GELU) == 3
 
 
-def test_a_budget_is_that_of_the_whole_stream(folder, trainer, capsys):
+def test_a_budget_is_that_of_the_whole_stream(interrupted, trainer, capsys):
+    shutil.rmtree("s/ideas/0001-gelu/runs")  # as if it was interrupted before its first run
+    trainer.trained.clear()
     trainer.seconds = 60.0
     assert attempt("--vary", GELU, "--budget", "2m") == 3
     assert "stopped (place 1 of the stream): the budget of 2m is used up." in capsys.readouterr().out
@@ -234,9 +288,7 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(folder, trainer, capsys, wor
     assert not Path("s").exists()
 
 
-def test_a_stream_stays_what_it_began_as(folder, trainer, capsys, monkeypatch):
-    assert attempt("--vary", GELU, "--trainer.max_steps", "5") == 3
-    capsys.readouterr()
+def test_a_stream_stays_what_it_began_as(rejected, trainer, capsys, monkeypatch):
     for words, says in (
         (["--alpha", "0.1"], "--alpha is not what s began with"),
         (["--alpha", "0.0"], "--alpha is not what s began with"),
@@ -256,10 +308,8 @@ def test_a_stream_stays_what_it_began_as(folder, trainer, capsys, monkeypatch):
     assert [path.name for path in Path("s/ideas").iterdir()] == ["0001-gelu"]
 
 
-def test_the_text_of_a_stream_stays_too(folder, trainer, capsys):
-    assert attempt("--vary", GELU) == 3
+def test_the_text_of_a_stream_stays_too(rejected, trainer, capsys):
     Path("text.txt").write_text(Path("text.txt").read_text() * 2)
-    capsys.readouterr()
     assert attempt("--vary", RELU) == 2
     assert "s began with another text" in the_line(capsys)
 
@@ -331,39 +381,28 @@ def test_a_baseline_that_diverges_costs_its_pairs_alone(folder, trainer, capsys)
 
 
 @pytest.mark.slow
-def test_runs_that_are_no_pairs_can_be_given_up(folder, trainer, capsys):
-    trainer.most = 3
-    assert attempt("--vary", GELU) == 130
+def test_runs_that_are_no_pairs_can_be_given_up(interrupted, trainer, capsys):
     summary = Path("s/ideas/0001-gelu/runs/gelu,seed=0/summary.json")
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"device": "another"}))
-    capsys.readouterr()
     assert main(["ablate", "try", "s"]) in (1, 2)
     assert "are no pair" in the_line(capsys)
     assert main(["ablate", "try", "s", "--give-up"]) == 3
-    trainer.most = None
     assert attempt("--vary", RELU) == 0
 
 
 @pytest.mark.slow
-def test_an_idea_whose_plan_cannot_be_read_is_set_aside(folder, trainer, capsys):
-    trainer.most = 3
-    assert attempt("--vary", GELU) == 130
+def test_an_idea_whose_plan_cannot_be_read_is_set_aside(interrupted, trainer, capsys):
     Path("s/ideas/0001-gelu", PLAN).write_text("{")
-    capsys.readouterr()
     assert main(["ablate", "try", "s", "--give-up"]) == 2
     line = the_line(capsys)
     assert f"s/ideas/0001-gelu/{PLAN} is no file of this program" in line
     assert "the idea was taken out of the stream, to s/damaged/0001-gelu-" in line
     assert len(list(Path("s/damaged").iterdir())) == 1
-    trainer.most = None
     assert attempt("--vary", RELU) == 0
 
 
-def test_what_is_continued_is_checked_too(folder, trainer, capsys):
-    trainer.most = 3
-    assert attempt("--vary", GELU) == 130
+def test_what_is_continued_is_checked_too(interrupted, trainer, capsys):
     Path("text.txt").write_text(Path("text.txt").read_text() * 2)
-    capsys.readouterr()
     assert main(["ablate", "try", "s"]) == 2
     assert "s began with another text" in the_line(capsys)
 
@@ -399,16 +438,14 @@ def test_an_adopted_precision_does_not_end_the_stream(folder, trainer):
 
 
 @pytest.mark.slow
-def test_a_report_that_cannot_be_written_changes_no_status(folder, trainer, capsys):
-    assert attempt("--vary", GELU) == 3
+def test_a_report_that_cannot_be_written_changes_no_status(rejected, trainer, capsys):
     Path("s/report.html").unlink()
     Path("s/report.html").mkdir()
     assert attempt("--vary", RELU) == 0
     assert "s/report.json was not written" in capsys.readouterr().err
 
 
-def test_a_final_stream_is_reported_with_its_losses_and_takes_no_more_ideas(folder, trainer, capsys):
-    assert attempt("--vary", GELU) == 3
+def test_a_final_stream_is_reported_with_its_losses_and_takes_no_more_ideas(rejected, trainer, capsys):
     assert main(["ablate", "report", "s", "--final"]) == 0
     assert "It is final: report.json has the losses of all pairs" in capsys.readouterr().out
     assert len(json.loads(Path("s/report.json").read_text())["ideas"][0]["by_seed"]) >= 3
@@ -441,25 +478,14 @@ def test_names_of_long_values_in_any_script_fit_a_folder_and_differ():
     assert all(len(folder_of(1, name).encode()) < 200 for name in names)
 
 
-def test_all_runs_have_ended_is_no_reason_to_give_up(folder, trainer, capsys, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("lightning_llm.cli.ablate_try.store_verdict", interrupted)
-        assert attempt("--vary", RELU) == 130
-    capsys.readouterr()
+def test_all_runs_have_ended_is_no_reason_to_give_up(ended, trainer, capsys):
     assert main(["ablate", "try", "s", "--give-up"]) == 2
     assert "the runs of 0001-relu have ended: lightning-llm ablate try s says its verdict" in the_line(capsys)
     assert main(["ablate", "try", "s"]) == 0
 
 
-def test_a_call_that_waited_for_one_that_was_killed_finishes_its_idea_first(folder, trainer, capsys, monkeypatch):
-    trainer.most = 3
-    assert attempt("--vary", GELU) == 130
-    trainer.most = None
+def test_a_call_that_waited_for_one_that_was_killed_finishes_its_idea_first(interrupted, trainer, capsys, monkeypatch):
     monkeypatch.setattr("lightning_llm.cli.ablate_try.is_locked", lambda out: True)  # until the lock is free
-    capsys.readouterr()
     assert attempt("--vary", RELU, "--json") == 0
     shown = capsys.readouterr()
     assert "finishing that idea first" in shown.err
@@ -469,10 +495,8 @@ def test_a_call_that_waited_for_one_that_was_killed_finishes_its_idea_first(fold
     assert len(trainer.trained) == len(set(trainer.trained))
 
 
-def test_an_idea_of_a_killed_call_is_not_ended_by_the_budget_of_another(folder, trainer, capsys, monkeypatch):
-    trainer.seconds, trainer.most = 60.0, 3
-    assert attempt("--vary", GELU) == 130
-    trainer.most = None
+def test_an_idea_of_a_killed_call_is_not_ended_by_the_budget_of_another(interrupted, trainer, capsys, monkeypatch):
+    trainer.seconds = 60.0
     monkeypatch.setattr("lightning_llm.cli.ablate_try.is_locked", lambda out: True)
     assert attempt("--vary", RELU, "--budget", "2m") == 2
     said = the_line(capsys)

@@ -1,9 +1,9 @@
 """From what a user asks of ``fit`` to what a plan holds: variants are read, compared, matched and costed.
 
-1. :func:`read_variants` reads baseline and variants as ``fit`` does (by ``cli.ablate_fit.read_variant``), compares them
-   (``fit.comparability``), and makes a :class:`FitDraft`.
-2. ``ablate.planning.plan_of`` calls :meth:`FitDraft.settle` if the folder has no plan: a step of the baseline is trained
-   here, for the memory that a run takes and so for its threads; :func:`match_variants` makes costs equal
+1. :func:`read_variants` reads baseline and variants as ``fit`` does (by ``cli.ablate_fit.read_variant``), compares
+   them (``fit.comparability``), and makes a :class:`FitDraft`.
+2. ``ablate.planning.plan_of`` calls :meth:`FitDraft.settle` if the folder has no plan. A step of the baseline is
+   trained here, for the memory that a run takes and so for its threads; :func:`match_variants` makes costs equal
    (``fit.matching``); :func:`planned_variants` and :func:`identities` are what the plan records.
 3. :func:`outlay_of` is what the runs would take, by a few timed steps, if only that is asked.
 """
@@ -77,12 +77,17 @@ class Reader:
 
     def __init__(self, experiment: Experiment, arguments: Sequence[str], read: ReadVariant) -> None:
         self._baseline = experiment.baseline
-        self._arguments = [*command_line_of(experiment.options), *arguments]
+        self._options = command_line_of(experiment.options)
+        self._arguments = arguments
         self._read = read
 
     def __call__(self, name: str, options: Mapping[str, Any]) -> Variant:
         """A variant with these options of its own."""
-        return self._read(name, self._baseline, [*self._arguments, *command_line_of(options)])
+        return self._read(name, self._baseline, [*self._options, *self._arguments, *command_line_of(options)])
+
+    def of(self, experiment: Experiment) -> "Reader":
+        """A reader of another experiment, with the same arguments."""
+        return Reader(experiment, self._arguments, self._read)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,10 @@ class FitDraft(Draft):
     def baseline(self) -> Variant:
         """The baseline."""
         return self.variants[BASELINE]
+
+    def moved(self, experiment: Experiment) -> "FitDraft":
+        """The draft of the same experiment in another folder, with the same configs at other paths."""
+        return dataclasses.replace(self, experiment=experiment, reader=self.reader.of(experiment))
 
     @property
     def notes(self) -> list[str]:
