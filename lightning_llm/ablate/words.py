@@ -69,10 +69,10 @@ def together(report: Mapping[str, Any]) -> float | None:
 def compared(report: Mapping[str, Any]) -> dict[str, str]:
     """Descriptions of the variants: the configs and text of the baseline, and the options that variants change."""
     base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
-    whats = {BASELINE: " ".join(filter(None, base))}
+    descriptions = {BASELINE: " ".join(filter(None, base))}
     for name, row in report["variants"].items():
-        whats[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
-    return {name: what or "see the plan" for name, what in whats.items()}
+        descriptions[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
+    return {name: what or "see the plan" for name, what in descriptions.items()}
 
 
 def design_lines(report: Mapping[str, Any]) -> list[str]:
