@@ -187,7 +187,7 @@ def test_an_array_ends_with_the_same_results_after_a_requeue_and_a_kill(slurm, t
     loaded = load_experiment(out)
     assert loaded.replay == Replay(0.0)
     assert {run.name for run in loaded.results} == {"baseline", "baseline-again", "null", "relu"}
-    local = [*command[: command.index("--workers")], "--out", "local"]
+    local = [*command[: command.index("--workers")], "--out", "local", "--reuse", "none"]
     done = subprocess.run(local, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     alone = load_experiment("local")
