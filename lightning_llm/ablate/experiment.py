@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
@@ -162,11 +163,6 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         return f"seeds {FIRST_SEED} to {last} belong to tuning, and {pairs} pairs use {first} to {first + pairs - 1}"
 
 
-def replace(experiment: Experiment, **fields: Any) -> Experiment:
-    """An experiment with other values of some fields."""
-    return msgspec.structs.replace(experiment, **fields)
-
-
 # ---- schemas
 
 
@@ -198,7 +194,7 @@ _TUNED = check(
 _FACTORS = check("at least three increasing numbers above 0, each at least 1% above the one before", _are_factors)
 _OPTIONS = check("options by dotted name", has_names)
 _NUMBER = check("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
-_ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
+ALPHA_RANGE = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
 _LOOKS = check(f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", _are_looks)
 _METRIC = check(f"{', '.join(METRICS[:-1])} or {METRICS[-1]}", lambda value: value in METRICS)
 _METRICS = check(
@@ -237,7 +233,7 @@ _FILE = record(
         "metric": _METRIC,
         "metrics": _METRICS,
         "delta": maybe(_NUMBER),
-        "alpha": _ALPHA,
+        "alpha": ALPHA_RANGE,
         "looks": _LOOKS,
         "half_width": maybe(_NUMBER),
         "pairs": whole(1, MOST_PAIRS),

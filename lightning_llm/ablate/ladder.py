@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from lightning_llm.ablate.experiment import Experiment, replace
+from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.plan import digest
 from lightning_llm.accounting.sizing import parse_size

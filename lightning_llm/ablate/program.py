@@ -71,6 +71,9 @@ class Process(Protocol):
     def status(self, wait_s: float = 0.0) -> int | None:
         """Its exit status, or minus the signal that ended it; ``None``: it still runs after so many seconds."""
 
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+
     def ask_to_end(self) -> None:
         """Let it save, and end."""
 

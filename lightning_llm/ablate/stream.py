@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_of
-from lightning_llm.ablate.experiment import DELTA, EProcess, Experiment, experiment_of, replace
+from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, EProcess, Experiment, experiment_of
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, code_hash, file_hash
@@ -43,8 +44,7 @@ SET_BY_CONFIG = {"precision", "tf32"}  # of the environment: an adopted idea may
 BLOCK = 1000  # seeds between one baseline's and the next one's
 OWN = 100_000_000  # from here on, each place has a block of its own
 
-_ALPHA = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
-_SETTINGS = record({"alpha": _ALPHA, "most": whole(LEAST, MOST_PAIRS_OF_IDEA), "workers": maybe(whole(1))})
+_SETTINGS = record({"alpha": ALPHA_RANGE, "most": whole(LEAST, MOST_PAIRS_OF_IDEA), "workers": maybe(whole(1))})
 _BECAUSE = check(
     "at most 500 printable characters on one line",
     lambda value: isinstance(value, str) and len(value) <= 500 and (value.isprintable() or not value),
@@ -381,9 +381,12 @@ def place_of(plan: Plan) -> int:
 def asked_of(idea: Plan | Draft) -> dict[str, str]:
     """The identity of an idea: the options of both, the code that they use, and the match."""
     (name,) = idea.experiment.variants
-    asked, code = (
-        (idea.record.asked, idea.record.code) if isinstance(idea, Plan) else (idea.asked, code_hash(idea.code))
-    )
+    if isinstance(idea, Plan):
+        asked: Mapping[str, str] = idea.record.asked
+        code = idea.record.code
+    else:
+        asked = idea.asked
+        code = code_hash(idea.code)
     match = "=".join(filter(None, (idea.experiment.match, idea.experiment.solved)))
     return {"baseline": asked[BASELINE], "idea": asked[name], "code": code, "match": match}
 

@@ -77,11 +77,7 @@ def _options(parser: OneLineParser) -> None:
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")
         add("--metric", metavar="NAME", help=f"what is compared: {', '.join(METRICS)} (default: {METRICS[0]})")
         add("--tune", metavar="OPTION", help="tune this option for each variant first, such as the learning rate")
-        add(
-            "--match",
-            metavar="RULE",
-            help=f"what is the same for baseline and variant: {matches_in_words()} (default: tokens)",
-        )
+        add("--match", metavar="RULE", help=f"what is equal in a pair: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
     about = "only print what the runs take: FLOPs, and time on this machine"
     run.add_argument("--dry-run", action="store_true", help=about)

@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_llm.ablate.experiment import Experiment, replace
+from msgspec.structs import replace
+
+from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.ladder import (
     LADDER,
     PREDICTIONS,

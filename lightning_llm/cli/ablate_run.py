@@ -91,9 +91,7 @@ def _measure(plan: Plan, console: Console) -> str:
         return ""
     console.say(f"measuring time and memory of a step, one variant after another: {log} says how far it is")
     try:
-        while (status := process.status(60.0)) is None:
-            pass
-        return last_line(log) if status else ""
+        return last_line(log) if process.wait() else ""
     finally:
         process.ask_to_end()
         process.await_end()

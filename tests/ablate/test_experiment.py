@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from lightning_llm.ablate.experiment import LOOKS, EProcess, Experiment, experiment_of, replace
+from lightning_llm.ablate.experiment import LOOKS, EProcess, Experiment, experiment_of
 from lightning_llm.ablate.tuning import Grid
 from lightning_llm.io.records import read_record, write_record
 

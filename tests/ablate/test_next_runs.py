@@ -4,8 +4,9 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from lightning_llm.ablate.experiment import Experiment, Looks, replace
+from lightning_llm.ablate.experiment import Experiment, Looks
 from lightning_llm.ablate.next_runs import Extension, RunKey, state_of
 
 EXPERIMENT = Experiment(name="test", variants={"a": {}, "b": {}}, stop=Looks(pairs=(4, 6)), delta=None, alpha=0.05)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.library import opcheck
+from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_llm.ops import attention, losses, span_attention, swiglu
@@ -39,7 +39,7 @@ def calls():
 def test_schema_and_shapes_are_those_of_the_results(number):
     """torch checks neither at a call: that no result is an input, or that the compiler gets the right shapes."""
     operator, inputs = list(calls())[number]
-    opcheck(operator, inputs, test_utils=("test_schema", "test_faketensor"))
+    library.opcheck(operator, inputs, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_an_operator_may_be_defined_again():
