@@ -357,7 +357,8 @@ def effects(
             else:
                 seeds = partners[number][0] if is_loss else []
                 bases[str(number)] = values = baseline.values(metric, seeds)
-                samples[str(number)] = Sample(values, group.values(metric, seeds), is_paired=bool(seeds))
+                own = group.values(metric, seeds)
+                samples[str(number)] = Sample(values, own, is_paired=bool(seeds), has_seeds=is_loss)
         metric_delta = delta if metric == VAL_LOSS else None  # delta is in nats per token
         for name, verdict in verdicts(samples, delta=metric_delta, variants=len(others)).items():
             seeds, why = partners[int(name)]

@@ -12,7 +12,7 @@ from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.ratios import is_unknown
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.statistics.estimates import Array
-from lightning_llm.training.metrics import VAL_LOSS
+from lightning_llm.training.metrics import LOSSES, VAL_LOSS
 
 
 class Curves(NamedTuple):
@@ -100,11 +100,13 @@ def curves_of(loaded: Loaded) -> Curves:
     losses: dict[str, Array] = {}
     seeds: dict[str, list[int]] = {}
     variants = loaded.plan.variants
+    metric = loaded.plan.experiment.metric
+    name_of_curve = VAL_LOSS if metric in LOSSES else metric
     for name in loaded.plan.record.variants:
         if variants[name].tokenizer != variants[BASELINE].tokenizer:
             continue  # losses per token cannot be compared
         results = (result for result in loaded.results.values() if result.run.name == name and not result.has_failed)
-        curves = {result.run.seed: result.curves().get(VAL_LOSS) for result in results}
+        curves = {result.run.seed: result.curves().get(name_of_curve) for result in results}
         by_seed = {seed: curve for seed, curve in sorted(curves.items()) if curve}
         lengths = [tuple(step for step, _ in curve) for curve in by_seed.values()]
         common = max(set(lengths), key=lengths.count, default=())  # a resumed run may have validated once more

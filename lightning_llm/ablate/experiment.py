@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from lightning_llm.ablate.command.settings import KEYS as OF_COMMAND
+from lightning_llm.ablate.command.settings import Command, Tree, command_of, option_named
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
@@ -43,6 +45,8 @@ TUNING_SEEDS = 2
 OF_LADDER = ("predict", "tokens_per_parameter", "repeat")  # keys that need sizes
 # A ladder has none of these: a stop at a look would exaggerate the difference of its size
 FIXED_BY_LADDER = ("looks", "half_width")
+MEASURED = ("seconds", "peak_memory_gib")  # of each run of a command: its secondary metrics
+WORKING_TREE, UNCHANGED = "working-tree", "unchanged"  # names of variants
 
 
 class Looks(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="looks"):
@@ -77,7 +81,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Of the experiment.
         variants: The options of each, by name.
-        metric: Lower is better: ``val_loss`` (nats per token) or another of ``METRICS``, of a run's summary.
+        metric: Lower is better: ``val_loss`` (nats per token) or another of ``METRICS``, of a run's summary; of a
+            command any name, and with a minus before it, higher is better.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
         alpha: Probability of a false answer, over all variants, looks and added pairs; tuned variants have another one.
         stop: When comparing stops.
@@ -89,7 +94,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         tune: What is tuned for each variant; ``None``: nothing.
         secondary: Further metrics, which are reported with intervals and decide nothing.
         because: Why somebody believes in the variants; for the report.
-        baseline: Configs of the program; later ones override earlier ones.
+        baseline: Configs of ``fit``; later ones override earlier ones.
+        command: That trains, in place of ``fit``.
         options: For all runs.
         out: The folder of the experiment; empty: ``runs/NAME``.
     """
@@ -109,6 +115,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     secondary: tuple[str, ...] = ()
     because: str = ""
     baseline: tuple[str, ...] = ()
+    command: Command | None = None
     options: Options = {}
     out: str = ""
 
@@ -225,12 +232,30 @@ def _parsed(match: Any) -> tuple[str, str | None]:
     return name, option if is_of_model and name in MATCHES and MATCHES[name].is_solved else None
 
 
+def _read_in_file(value: object, name: str) -> Iterable[str]:
+    """A pattern, or the file that has the metric and its key there."""
+    return TEXT(value, name) if isinstance(value, str) else record({"file": TEXT, "key": TEXT})(value, name)
+
+
 # What a file writes in another way than Experiment: looks are cut by pairs, and first_seed and solved are inside others
 _FILE = record(
-    {"baseline": _texts, "variants": by_name(_OPTIONS)},
+    {},
     {
+        "baseline": _texts,
+        "variants": by_name(_OPTIONS),
+        "command": TEXT,
+        "option": TEXT,
+        "read": _read_in_file,
+        "reseed": BOOL,
+        "time_limit": TEXT,
+        "gpus_per_run": whole(1, 1024),
+        "link": _texts,
+        "setup": TEXT,
+        "against": TEXT,
+        "revisions": list_of(TEXT, MOST_VARIANTS),
+        "unchanged": BOOL,
         "name": _NAME,
-        "metric": _METRIC,
+        "metric": _NAME,
         "metrics": _METRICS,
         "delta": maybe(_NUMBER),
         "alpha": ALPHA_RANGE,
@@ -263,22 +288,25 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     """
     content = {"name": name, **{key: value for key, value in content.items() if value is not None or key == "delta"}}
     validate(content, _FILE, source)
-    variants = {variant: flat_options(options) for variant, options in content["variants"].items()}
-    metric, *secondary = _metrics(content, source)
+    command, metric, secondary = _program(content, source)
+    variants, trees = _variants(content, source)
+    if command is not None and trees:
+        command = replace(command, trees=trees)
     match, solved = _parsed(content.get("match", Tokens.name))
     experiment = Experiment(
         name=content["name"],
         variants=variants,
         metric=metric,
         secondary=tuple(secondary),
-        delta=content.get("delta", DELTA),
+        delta=content.get("delta", DELTA if command is None else None),
         alpha=content.get("alpha", ALPHA),
         stop=_stop(content, source),
         first_seed=content.get("seeds", {}).get("first", 0),
         match=match,
         solved=solved,
         tune=_grid(content.get("tune")),
-        baseline=tuple([content["baseline"]] if isinstance(content["baseline"], str) else content["baseline"]),
+        baseline=_as_tuple(content.get("baseline", ())),
+        command=command,
         out=content.get("out", ""),
         **_options_and_sizes(content, source),
     )
@@ -286,11 +314,59 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     return experiment
 
 
+def _program(content: Mapping[str, Any], source: object) -> tuple[Command | None, str, Sequence[str]]:
+    """The command in place of ``fit``, if one is given; the metric that decides, and the secondary ones."""
+    if "command" in content:
+        if "baseline" in content:
+            raise ValueError(f"{source}: baseline names configs of fit, and command is in place of fit: give one")
+        if "metrics" in content:
+            raise ValueError(f"{source}: a command has one metric, which read finds: give metric in place of metrics")
+        command, name = command_of(content, source)
+        return command, content.get("metric", name), MEASURED
+    if useless := next((key for key in (*OF_COMMAND, "unchanged") if key in content), None):
+        raise ValueError(f"{source}: {useless} is for a command, and there is none: give command, or leave it out")
+    if "baseline" not in content:
+        raise ValueError(f"{source}: there is no baseline: give configs of fit as baseline, or a command that trains")
+    metric, *secondary = _metrics(content, source)
+    return None, metric, secondary
+
+
+def _variants(content: Mapping[str, Any], source: object) -> tuple[dict[str, Options], dict[str, Tree]]:
+    """The variants, and the trees of all if they are revisions of one repository."""
+    given = [key for key in ("variants", "against", "revisions", "unchanged") if content.get(key)]
+    if not given:
+        accepted = "variants, against (a revision), revisions (several) or unchanged (the same twice)"
+        raise ValueError(f"{source}: nothing is compared: give {accepted}")
+    if len(given) > 1:
+        listed = " and ".join(option_named(key, source) for key in given)
+        raise ValueError(f"{listed} say what is compared in two ways: give one")
+    if "variants" in content:
+        return {variant: flat_options(options) for variant, options in content["variants"].items()}, {}
+    if content.get("unchanged"):
+        return {UNCHANGED: {}}, {}
+    revisions = content.get("revisions") or [content["against"], ""]
+    if len(revisions) < 2:
+        name = option_named("revisions", source)
+        raise ValueError(f"{name} has one, which is compared with nothing: give two or more, or one as against")
+    names = [BASELINE, *(folder_name(revision) if revision else WORKING_TREE for revision in revisions[1:])]
+    if len({*names}) < len(names):
+        raise ValueError(f"{option_named('revisions', source)} has one twice: give each once")
+    return {name: {} for name in names[1:]}, {
+        name: Tree(revision=revision) for name, revision in zip(names, revisions, strict=True)
+    }
+
+
+def _as_tuple(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def _metrics(content: Mapping[str, Any], source: object) -> Sequence[str]:
     """The metric that decides, and the secondary ones."""
     metrics: Sequence[str] = content.get("metrics", ())
     if metrics and "metric" in content:
         raise ValueError(f"{source}: metrics has the metric that decides as its first: leave out metric")
+    if "metric" in content:
+        validate({"metric": content["metric"]}, record({"metric": _METRIC}), source)
     return metrics or (content.get("metric", METRICS[0]),)
 
 

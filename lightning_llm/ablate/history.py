@@ -1,7 +1,7 @@
 """Earlier experiments beside a new one: their noise, and the seeds that they have used. No torch.
 
 Evidence on seeds whose results were known before the question was asked is not fresh, so a plan records them. The
-spread of an earlier null variant says what a plan can find before its first run.
+spread of earlier pairs says what a plan can find before its first run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.plan import PLAN, REPORT, RUNS, Plan
 from lightning_llm.io.records import read_record
 from lightning_llm.statistics.power import SPREADS
@@ -23,19 +23,20 @@ class _Noise(msgspec.Struct):
     sd_interval: tuple[float, float] | None = None
 
 
-class _Null(msgspec.Struct):
+class _Compared(msgspec.Struct):
+    sd: float | None = None
     noise: _Noise | None = None
 
 
 class _AA(msgspec.Struct):
-    null_sd: float | None = None
-    null: _Null | None = None
+    null: _Compared | None = None
 
 
 class _Report(msgspec.Struct):
     """The part of an earlier report that is read."""
 
     aa: _AA = msgspec.field(default_factory=_AA)
+    variants: dict[str, _Compared] = {}
     metric: str | None = None
 
 
@@ -44,17 +45,24 @@ class Spread(NamedTuple):
 
     Attributes:
         value: In the metric's unit.
-        source: The folder of the experiment whose null variant gave it; empty: the user gave it.
+        source: The folder of the experiment that gave it; empty: the user gave it.
+        variant: Its variant that did.
         interval: With 95%; ``None``: not known.
     """
 
     value: float
     source: str = ""
+    variant: str = ""
     interval: Sequence[float] | None = None
+
+    @property
+    def whose(self) -> str:
+        """The variant in words."""
+        return "null variant" if self.variant == NULL else self.variant
 
     def __str__(self) -> str:
         within = "" if self.interval is None else ", 95% interval {:.3g} to {:.3g}".format(*self.interval)
-        return f"{self.value:.4g}" + (f" (null variant of {self.source}{within})" if self.source else "")
+        return f"{self.value:.4g}" + (f" ({self.whose} of {self.source}{within})" if self.source else "")
 
 
 class Earlier(NamedTuple):
@@ -63,7 +71,7 @@ class Earlier(NamedTuple):
     Attributes:
         name: Of its folder.
         seeds: That its pairs have used.
-        spread: Of the null variant's differences; ``None``: not known.
+        spread: The largest of its variants and the null variant; ``None``: not known.
     """
 
     name: str
@@ -101,25 +109,27 @@ def spread_of(experiments: Sequence[Earlier]) -> Spread | None:
 
 
 def spread_in(folder: Path, metric: str) -> Spread:
-    """The null variant's spread in an experiment.
+    """The largest spread of the variants and the null variant of an experiment.
 
     Raises:
         ValueError: It has no report with one of this metric.
     """
     if spread := _spread(folder, metric):
         return spread
-    raise ValueError(f"{folder} has no {REPORT} with the spread of a null variant in {metric}: give --spread instead")
+    raise ValueError(f"{folder} has no {REPORT} with the spread of pairs in {metric}: give --spread instead")
 
 
 def _spread(folder: Path, metric: str | None = None) -> Spread | None:
-    """The spread in a report that is there and whole, and of this metric."""
+    """The largest spread in a report that is there and whole, and of this metric."""
     try:
         report = read_record(folder / REPORT, _Report)
     except (OSError, ValueError):
         return None
-    value = report.aa.null_sd
+    compared = {NULL: report.aa.null, **report.variants}
+    spreads = [
+        Spread(row.sd, folder.name, name, None if row.noise is None else row.noise.sd_interval)
+        for name, row in compared.items()
+        if row is not None and row.sd is not None and SPREADS[0] <= row.sd <= SPREADS[1]
+    ]
     is_of_metric = metric is None or report.metric == metric
-    if not is_of_metric or value is None or not SPREADS[0] <= value <= SPREADS[1]:
-        return None
-    noise = None if report.aa.null is None else report.aa.null.noise
-    return Spread(value, folder.name, None if noise is None else noise.sd_interval)
+    return max(spreads, key=lambda spread: spread.value, default=None) if is_of_metric else None

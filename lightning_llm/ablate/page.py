@@ -66,7 +66,7 @@ def _document(title: str, sections: Sequence[str]) -> str:
 def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
     """The page of a report of ``report_of``, with the curves of its runs."""
     height = 1.3 + 0.55 * len(words.labeled(report))
-    facts = f"{report['metric']} of {report['validation']}, at the last step; alpha {report['alpha']:g}"
+    facts = f"{words.metric_of(report)}, at the last step; alpha {report['alpha']:g}"
     facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
     sections = [f"<h1>{text(report['name'])}</h1>", f'<p class="soft">{text(facts)}</p>']

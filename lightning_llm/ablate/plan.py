@@ -102,6 +102,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
         code: The hash of the code.
         threads: Of each run.
         accelerator: ``cpu`` or ``cuda``.
+        most_runs: How many runs may train at a time; ``None``: as many as have a slot.
         start_folder: Where the runs start; paths in their options are relative to it.
         text: What they train on; empty: not known.
         validation: How much of the validation text each run's metric is of; empty: not known.
@@ -119,6 +120,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     threads: int = 1
     accelerator: str = "cpu"
+    most_runs: int | None = None
     start_folder: str = "."
     text: str = ""
     validation: str = ""

@@ -13,18 +13,31 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lightning_llm.ablate import claims
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, earlier
 from lightning_llm.ablate.names import BASELINE, titled
 from lightning_llm.ablate.options import flat_options
-from lightning_llm.ablate.plan import PLAN, RUNS, Plan, PlannedVariant, PlanRecord, code_hash, digest, freeze
+from lightning_llm.ablate.plan import (
+    EXTENSIONS,
+    PLAN,
+    RUNS,
+    Plan,
+    PlannedVariant,
+    PlanRecord,
+    code_hash,
+    digest,
+    freeze,
+)
+from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.results import COST
 from lightning_llm.ablate.reuse import REUSES, Identity, reusable
+from lightning_llm.io.atomic import remove_path
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import shown
 from lightning_llm.runs.code import commit_of_package
-from lightning_llm.runs.lock import RunLock
+from lightning_llm.runs.lock import RunLock, is_locked
 
 # Fields of an experiment that two commands may have different and still ask for the same: the options of all variants
 # (and the baseline's configs with them) are compared as they were read
@@ -42,6 +55,7 @@ class Settled(NamedTuple):
         variants: With the null variant, if the program can make one.
         identities: What decides the bits of their runs; none for variants whose runs are never reused.
         configs: The options of each.
+        most_runs: How many may train at a time; ``None``: as many as have a slot.
     """
 
     threads: int
@@ -51,6 +65,7 @@ class Settled(NamedTuple):
     variants: Mapping[str, PlannedVariant]
     identities: Mapping[str, Identity]
     configs: Mapping[str, Any]
+    most_runs: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,8 +119,8 @@ def plan_of(draft: Draft, workers: int | None, *, reuse: str = REUSES[0], predic
         ValueError: The folder has another plan, or a variant cannot be matched.
     """
     out = Path(draft.experiment.folder)
-    if (out / PLAN).exists():
-        return _compared(Plan.read(out), draft)
+    if (plan := _kept(out, draft)) is not None:
+        return plan
     if leftovers := [name for name in (RUNS, COST) if (out / name).exists()]:
         raise ValueError(f"{out} has {leftovers[0]} of an experiment without {PLAN}: give another --out")
     settled = draft.settle(workers)
@@ -113,8 +128,8 @@ def plan_of(draft: Draft, workers: int | None, *, reuse: str = REUSES[0], predic
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
     try:
-        if (out / PLAN).exists():
-            return _compared(Plan.read(out), draft)
+        if (plan := _kept(out, draft)) is not None:
+            return plan
         return freeze(out, record, settled.configs, draft.code)
     finally:
         lock.release()
@@ -138,6 +153,7 @@ def _record_of(draft: Draft, settled: Settled, reuse: str, prediction: str) -> P
         code=code_hash(draft.code),
         threads=settled.threads,
         accelerator=settled.accelerator,
+        most_runs=settled.most_runs,
         start_folder=str(Path.cwd()),
         text=settled.text,
         validation=settled.validation,
@@ -151,17 +167,33 @@ def _record_of(draft: Draft, settled: Settled, reuse: str, prediction: str) -> P
 # ---- a plan that is there
 
 
-def _compared(plan: Plan, draft: Draft) -> Plan:
-    """A plan that is of this experiment.
+def _kept(out: Path, draft: Draft) -> Plan | None:
+    """The plan of a folder, which is of this experiment. ``None``: there is none, or nothing has come of it.
+
+    A command that was mistyped leaves such a plan: what is asked now is in place of it.
 
     Raises:
-        ValueError: It is of another one.
+        ValueError: It is of another experiment.
     """
+    if not (out / PLAN).exists():
+        return None
+    plan = Plan.read(out)
     if difference := _difference(plan, draft):
+        if not _has_begun(plan):
+            for name in (RUNS, claims.CLAIMS, EXTENSIONS, PLAN):
+                remove_path(out / name)
+            return None
         command = f"lightning-llm ablate run {shell_path(plan.out)}"
         advice = f"give another --name or --out, or finish this one as it is: {command}"
         raise ValueError(f"{plan.out} has a plan with {difference}, which makes a new experiment: {advice}")
     return plan
+
+
+def _has_begun(plan: Plan) -> bool:
+    """Whether a run of a plan trains, has ended, or has saved something."""
+    program = program_of(plan)
+    folders = [folder for _, folder in plan.run_folders()]
+    return any(is_locked(each) or program.result(each) is not None or program.can_resume(each) for each in folders)
 
 
 def _difference(plan: Plan, draft: Draft) -> str:
@@ -170,6 +202,8 @@ def _difference(plan: Plan, draft: Draft) -> str:
     for field, old in old_fields.items():
         new = new_fields.get(field)
         if old != new:
+            if field == "command" and old and new and {**old, "trees": new["trees"]} == new:
+                return "other code of its revisions"
             other = "other" if field in ("variants", "looks") else "another"
             values = f" ({old}, now {new})" if len(f"{old}{new}") < 100 else ""
             return f"{other} {field}{values}"

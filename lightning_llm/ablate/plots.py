@@ -48,7 +48,10 @@ def forest(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
     axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows])
     axis.set(ylim=(len(rows) - 0.4, -0.8))
     zone = "" if report["delta"] is None else f"; shaded: ±{report['delta']:g}"
-    axis.set_xlabel(f"difference of {report['metric']}, {report['unit']} (negative is better; dots: pairs){zone}")
+    names = dict.fromkeys((report["metric"], report["unit"]))  # a metric of another program is its own unit
+    metric = printable(", ".join(names))
+    dots_are = "; dots: pairs" if any(row["by_seed"] for _, row in rows) else ""
+    axis.set_xlabel(f"difference of {metric} (negative is better{dots_are}){zone}")
     axis.grid(axis="x")
 
 

@@ -110,6 +110,30 @@ class Program(abc.ABC):
         """Whether the run of a folder, which was interrupted, has saved what it continues from."""
         return False
 
+    def curves(self, folder: Path) -> dict[str, list[tuple[int, float]]]:
+        """Losses during a run, by their names: (step, value). Reading them may take a while."""
+        return {}
+
+    def windows(self, folder: Path) -> Mapping[str, Any] | None:
+        """The sums of blocks of validation windows at a run's end, as ``statistics.windows`` takes them."""
+        return None
+
+    def problem(self, results: Mapping[RunKey, Any]) -> str:
+        """Why results show that a comparison would say nothing; empty if they do not.
+
+        Args:
+            results: Of the runs that have ended (``results.Result``).
+        """
+        return ""
+
+    def keep_record(self) -> None:
+        """Write what a reader wants to see of the variants, once the plan is frozen."""
+        return
+
+    def tidy(self) -> None:
+        """Remove what no run needs any more, once the experiment has ended."""
+        return
+
     def start_measuring(self, log: Path) -> Process | None:
         """Start measuring time and memory of each variant's step, into ``cost.json``; ``None``: it cannot."""
         return None

@@ -1,10 +1,11 @@
 """The programs whose runs can be compared, by the name that a plan holds."""
 
+from lightning_llm.ablate.command.program import CommandProgram
 from lightning_llm.ablate.fit.program import Fit
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.program import Program
 
-PROGRAMS: dict[str, type[Program]] = {Fit.name: Fit}
+PROGRAMS: dict[str, type[Program]] = {Fit.name: Fit, CommandProgram.name: CommandProgram}
 
 
 def program_of(plan: Plan) -> Program:

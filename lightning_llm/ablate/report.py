@@ -29,6 +29,7 @@ ENVIRONMENT = ("precision", "device", "threads", "torch", "numpy", "package")
 OF_EXPERIMENT = ("name", "metric", "delta", "alpha", "half_width", "first_seed", "match", "solved")
 OF_PLAN = ("text", "validation", "threads", "accelerator", "commit", "seen")
 OF_SECONDARY = ("difference", "interval", "level", "pairs", "sd", "diverged")  # of a metric that does not decide
+UNITS = {"seconds": "s", "peak_memory_gib": "GiB"}
 NOT_TESTED: dict[str, Any] = {  # of a variant before its first look
     **dict.fromkeys(field.name for field in dataclasses.fields(Verdict)),  # its numbers are null
     **{"verdict": UNDECIDED, "direction": NOT_SHOWN, "has_ended": False, "pairs": 0, "diverged": 0},
@@ -48,11 +49,12 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "plan": plan.hash,
         "out": str(plan.out),
         "program": plan.record.program,
+        **_of_command(loaded),
         **{field: getattr(experiment, field) for field in OF_EXPERIMENT},
         "looks": list(experiment.looks),
         **{field: getattr(plan.record, field) for field in OF_PLAN},
-        "unit": LOSSES[experiment.metric].unit,
-        "secondary": {metric: LOSSES[metric].unit for metric in experiment.secondary},
+        "unit": unit_of(experiment),
+        "secondary": {metric: unit_of_metric(metric) for metric in experiment.secondary},
         "interval": {"each": 1 - experiment.design.alpha, "together": 1 - experiment.alpha},
         "rule": {"reserve": RESERVE, "spending": RHO, "fewest_pairs": FEWEST},
         "has_ended": not loaded.state.needed,
@@ -70,6 +72,29 @@ def report_of(loaded: Loaded) -> dict[str, Any]:
         "tuning": _tuning(loaded),
         "cost": _cost(loaded),
     }
+
+
+def unit_of(experiment: Experiment) -> str:
+    """The unit of the metric that decides; a command's is known by its name alone."""
+    return experiment.metric if experiment.command is not None else unit_of_metric(experiment.metric)
+
+
+def unit_of_metric(metric: str) -> str:
+    """The unit of a metric of ``fit``; of another one, its name."""
+    return LOSSES[metric].unit if metric in LOSSES else UNITS.get(metric, metric)
+
+
+def _of_command(loaded: Loaded) -> dict[str, Any]:
+    """The command in place of ``fit``, and what must be known of its runs."""
+    command = loaded.plan.experiment.command
+    if command is None:
+        return {}
+    summaries = [result.summary for _, result in sorted(loaded.results.items())]
+    notes = dict.fromkeys(note for summary in summaries for note in summary.get("notes", ()))
+    told = (pairing.BATCHES, pairing.INITIAL_VALUES)
+    tells = [name for name in told if all(name in summary for summary in summaries)]
+    revisions = {name: tree.title for name, tree in command.trees.items()}
+    return {"command": command.text, "revisions": revisions, "notes": [*command.notes(tells), *notes]}
 
 
 def _environment(loaded: Loaded) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey, State
 from lightning_llm.ablate.plan import Plan, Replay
@@ -16,35 +14,15 @@ from lightning_llm.ablate.ratios import Cost
 from lightning_llm.ablate.tuning import Losses
 from lightning_llm.io.records import read_record
 from lightning_llm.io.shell import shell_path
-from lightning_llm.runs.directory import WINDOWS
-from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
-from lightning_llm.training.metrics import TRAIN_LOSS, VAL_LOSS
 
 COST = "cost.json"
 NO_BETTER = "is no better than chance"
 # A run begins near the loss of guessing at random. One that ends near it has learned nothing; one that ends at so many
 # times of it has diverged. A model that never changes may be at it up to rounding.
 FAR, ROUNDING = 1.5, 1e-4
-CURVES = (TRAIN_LOSS, VAL_LOSS)
-
-
-class Windows(msgspec.Struct, frozen=True):
-    """The content of ``windows.json``: sums over blocks of validation windows.
-
-    Attributes:
-        step: Of the validation.
-        windows: How many each block has.
-        tokens: How many these have.
-        nats: Their sum.
-    """
-
-    step: int
-    windows: list[int]
-    tokens: list[int]
-    nats: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +35,7 @@ class Result:
         loss: The metric at the last step; ``None``: the run failed to train.
         failure: How it failed, and why: it diverged, or is no better than chance.
         summary: Its ``summary.json``, with ``seconds`` and the hashes of what it used; empty if it ended before that.
+        program: Whose run it is.
     """
 
     run: RunKey
@@ -64,6 +43,7 @@ class Result:
     loss: float | None
     failure: str
     summary: Mapping[str, Any]
+    program: Program
 
     @property
     def has_failed(self) -> bool:
@@ -79,17 +59,12 @@ class Result:
         Raises:
             ValueError: The file is damaged.
         """
-        path = self.folder / WINDOWS
-        if self.has_failed or not path.is_file():
-            return None
-        windows = read_record(path, Windows)
-        if not len(windows.windows) == len(windows.tokens) == len(windows.nats):
-            raise ValueError(f"{path}: windows, tokens and nats differ in length")
-        return msgspec.to_builtins(windows) if windows.step == self.summary.get("steps") else None
+        windows = None if self.has_failed else self.program.windows(self.folder)
+        return windows if windows is not None and windows["step"] == self.summary.get("steps") else None
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """``train_loss`` and ``val_loss``: (step, value), from TensorBoard's files. Reading them takes a while."""
-        return read_curves(self.folder, CURVES.__contains__)
+        """Losses during the run, by their names: (step, value). Reading them may take a while."""
+        return self.program.curves(self.folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +111,9 @@ class Loaded:
         def values(name: str, metric: str) -> list[float | None]:
             return [_metric(self.results.get(RunKey(name, seed)), metric) for seed in seeds]
 
-        samples = {metric: Sample(values(baseline, metric), values(variant, metric)) for metric in experiment.secondary}
+        pairs = {metric: (values(baseline, metric), values(variant, metric)) for metric in experiment.secondary}
+        measured = {metric: pair for metric, pair in pairs.items() if any(value is not None for value in pair[0])}
+        samples = {metric: Sample(*pair) for metric, pair in measured.items()}
         count = len(experiment.variants)
         return verdicts(samples, alpha=experiment.alpha, looks=experiment.looks, variants=count)
 
@@ -225,6 +202,8 @@ def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> d
             if plan.is_reused(run) or plan.is_reused(base.run):
                 advice = "one is of another experiment: give another --out, and --reuse none"
             raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}; {advice}")
+    if problem := program.problem(results):
+        raise ValueError(problem)
     return results
 
 
@@ -241,7 +220,7 @@ def _result(plan: Plan, program: Program, run: RunKey, folder: Path) -> Result |
     metric = plan.experiment.metric
     loss = None if ended.failure else ended.summary.get(metric)
     failure = ended.failure or _failure(metric, loss, plan.variants[str(plan.variant_of(run.name))].chance)
-    return Result(run, folder, None if failure else loss, failure, ended.summary)
+    return Result(run, folder, None if failure else loss, failure, ended.summary, program)
 
 
 def _failure(metric: str, loss: float | None, chance: float | None) -> str:

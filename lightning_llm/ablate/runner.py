@@ -98,7 +98,12 @@ class Runner:
                     self._say(f"{run}: from {self._plan.record.reused.runs[str(run)]}")
                     return True
                 self._begun.add(run)
-                self._running[number] = Running(run, claim, self._start(run, slot))
+                try:
+                    process = self._start(run, slot)
+                except BaseException:
+                    claim.give_up()
+                    raise
+                self._running[number] = Running(run, claim, process)
         return False
 
     def _claim(self, run: RunKey) -> claims.Claim | None:

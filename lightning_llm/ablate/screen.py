@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from lightning_llm.ablate import words
 from lightning_llm.ablate.experiment import LOOKS, Experiment
 from lightning_llm.ablate.history import Earlier, Spread, spread_of
+from lightning_llm.ablate.names import NULL
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.io.shell import shell_path
@@ -40,7 +41,7 @@ def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> N
     if is_pilot := pairs < LOOKS[0]:
         lines.append(f"{COMMAND}: {pairs} pairs are a pilot: by default, the first test is after {LOOKS[0]}")
     if spread is not None:
-        lines.append(f"What the spread of {spread.source}'s null variant lets this experiment find:")
+        lines.append(f"What the spread of the {spread.whose} of {spread.source} lets this experiment find:")
     elif is_pilot:
         why = "no experiment with this baseline in the same parent folder has measured the spread"
         command = f"{COMMAND} power --from {shell_path(plan.out)} --pairs {LOOKS[-1]}"
@@ -73,6 +74,8 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
     console.print(table)
     whose = "the variant" if variants == 1 else f"each of {variants} variants"
     lines = [f"Probabilities for {whose}, if a pair's difference has a standard deviation of {spread}."]
+    if spread.variant == NULL:
+        lines.append("A variant that changes more than initial values usually has a larger one.")
     if grid := experiment.runs_of_tuning():
         lines.append(f"The runs include at least {grid} of tuning, and the tuned pairs.")
     console.say(*lines, *warnings_of(design, spread.value))
@@ -90,7 +93,7 @@ def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
     total = shown_duration(sum(outlay.seconds for outlay in outlays.values()))
     caveat = "by timed steps of the baseline on this machine, without validation"
     more = "; more if the grid of tuning grows" if any(outlay.is_tuned for outlay in outlays.values()) else ""
-    console.say(f"At most about {total}, {caveat}{more}.")
+    console.say(f"About {total} of training steps at most, {caveat}, start or measurement of cost{more}.")
 
 
 def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:
@@ -147,13 +150,23 @@ def _delta_for(design: Design, spread: float) -> float:
 def show_report(report: Mapping[str, Any], console: Console) -> None:
     """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
     state = "ended" if report["has_ended"] else "has not ended"
-    about = f"{report['name']}: {report['metric']} of {report['validation']}, {state}; plan {report['plan'][:12]}"
+    about = f"{report['name']}: {words.metric_of(report)}, {state}; plan {report['plan'][:12]}"
     compared = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
-    console.say(about, compared, *words.design_lines(report))
-    interval = f"{words.percent(report['interval']['each'])} interval"
-    rows = [(name, *words.cells(row)) for name, row in words.labeled(report)]
+    console.say(about, compared)
+    show_verdicts(report, [*words.tuning_lines(report), *words.cost_lines(report)], console)
+
+
+def show_verdicts(report: Mapping[str, Any], more: Sequence[str], console: Console) -> None:
+    """Print what a report has found: the table of verdicts, noise, and a sentence for each variant.
+
+    Args:
+        report: As of ``report_of``.
+        more: Lines between noise and sentences.
+        console: Where to.
+    """
+    console.say(*words.design_lines(report))
     share = words.together(report)
     all_hold = [words.simultaneous(share)] if share else []
-    lines = (*all_hold, *words.noise_lines(report), *words.tuning_lines(report), *words.cost_lines(report), "")
-    head = ("variant", "pairs", "difference", interval, "p adj.", "verdict")
+    head, rows = words.verdict_table(report)
+    lines = (*all_hold, *words.noise_lines(report), *more, "")
     show_table(rows, head, [*lines, *words.verdict_lines(report)], console)  # what was found is last, where the eye is

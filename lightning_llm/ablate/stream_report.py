@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from lightning_llm.ablate import page
+from lightning_llm.ablate.report import unit_of_metric
 from lightning_llm.ablate.stream import (
     ADOPTED,
     OUT_OF_PAIRS,
@@ -23,7 +24,6 @@ from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
-from lightning_llm.training.metrics import LOSSES
 
 HEAD = ("idea", "verdict", "pairs", "difference", "95% interval")
 MORE = ("e-value", "threshold", "runs", "time of runs")  # on the page
@@ -37,7 +37,7 @@ _INTERVALS = (
 
 def lines_of(verdict: Verdict) -> list[str]:
     """A verdict in words, for the screen: what was decided comes first."""
-    unit = LOSSES[verdict.metric].unit
+    unit = unit_of_metric(verdict.metric)
     lines = [f"{verdict.name}: {verdict.verdict} (place {verdict.place} of the stream): {verdict.reason}."]
     lines += [f"Because: {printable(verdict.because)}"] if verdict.because else []
     lines.append(f"Difference {_difference(verdict)} {unit} after {pairs_in_words(verdict.pairs)}.")

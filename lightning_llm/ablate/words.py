@@ -48,7 +48,17 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         return ["–"] * 5
     p = row["p_adjusted"]
     p = "–" if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
-    return [str(row["pairs"]), signed(row["difference"]), bounds(row["interval"]), p, row["verdict"]]
+    runs = row.get("runs_of_sides")
+    count = str(row["pairs"]) if runs is None else " and ".join(map(str, runs))
+    return [count, signed(row["difference"]), bounds(row["interval"]), p, row["verdict"]]
+
+
+def verdict_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the table of verdicts."""
+    are_pairs = all(row.get("runs_of_sides") is None for row in report["variants"].values())
+    interval = f"{percent(report['interval']['each'])} interval"
+    head = ["variant", "pairs" if are_pairs else "runs", "difference", interval, "p adj.", "verdict"]
+    return head, [[name, *cells(row)] for name, row in labeled(report)]
 
 
 def simultaneous(share: float) -> str:
@@ -68,11 +78,20 @@ def together(report: Mapping[str, Any]) -> float | None:
 
 def compared(report: Mapping[str, Any]) -> dict[str, str]:
     """Descriptions of the variants: the configs and text of the baseline, and the options that variants change."""
-    base = [", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
+    command = report.get("command")
+    base = [command or ", ".join(report["configs"]), f"on {report['text']}" if report["text"] else ""]
+    revisions = report.get("revisions", {})
+    base += [f"of {revisions[BASELINE]}"] if revisions else []
     descriptions = {BASELINE: " ".join(filter(None, base))}
     for name, row in report["variants"].items():
-        descriptions[name] = ", ".join(word.removeprefix("--") for word in command_line_of(row["options"]))
+        words = [word.removeprefix("--") for word in command_line_of(row["options"])]
+        descriptions[name] = ", ".join(words) or revisions.get(name) or ("the same" if command else "")
     return {name: what or "see the plan" for name, what in descriptions.items()}
+
+
+def metric_of(report: Mapping[str, Any]) -> str:
+    """The metric, and the text that it is of if that is known."""
+    return f"{report['metric']} of {report['validation']}" if report["validation"] else str(report["metric"])
 
 
 def design_lines(report: Mapping[str, Any]) -> list[str]:
@@ -80,6 +99,7 @@ def design_lines(report: Mapping[str, Any]) -> list[str]:
     delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
     seeds = f"{seeds_in_words(report['seeds'])}; " if report["seeds"] else ""
     lines = [f"{seeds}{delta}; a difference is variant minus baseline, so a negative one is better."]
+    lines += report.get("notes", [])
     seen = not_reused(report["seen"], report["reused"]["runs"], report["seeds"])
     used = [f"{name} has used {seeds_in_words(seeds)}" for name, seeds in seen.items()]
     lines += [f"Not independent of earlier experiments with this baseline: {'; '.join(used)}."] if used else []
@@ -139,13 +159,20 @@ def _sentence(name: str, row: Mapping[str, Any], report: Mapping[str, Any]) -> s
         return f"{name}: {row['note']}."
     clauses = [f"{name}: {row['sentence']}"]
     if row["difference"] is not None:
-        pairs = pairs_in_words(row["pairs"])
         within = "" if row["interval"] is None else f" ({bounds(row['interval'])})"
-        clauses.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {pairs}")
+        runs = _runs_in_words(row)
+        clauses.append(f"difference {signed(row['difference'])}{within} {report['unit']} after {runs}")
     clauses += [row["note"]] if row["note"] else []
     goal = "a verdict" if report["half_width"] is None else f"an interval of ±{report['half_width']:g}"
     clauses += [_further_in_words(row["further_pairs"], goal)] if row["further_pairs"] else []
     return "; ".join([*clauses, *(f"warning: {text}" for text in row["warnings"])]) + "."
+
+
+def _runs_in_words(row: Mapping[str, Any]) -> str:
+    """Such as ``4 pairs``, or ``5 and 8 unpaired runs``: those of the baseline first."""
+    if (runs := row.get("runs_of_sides")) is None:
+        return pairs_in_words(row["pairs"])
+    return f"{runs[0]} and {runs[1]} unpaired runs"
 
 
 def _secondary_lines(rows: Sequence[tuple[str, Mapping[str, Any]]], units: Mapping[str, str]) -> Iterator[str]:
@@ -181,7 +208,9 @@ def _aa_lines(report: Mapping[str, Any]) -> Iterator[str]:
     unit = report["unit"]
     if (difference := aa["replay_difference"]) is not None:
         again = f"{difference:.3g} apart" if difference else "bit-identical"
-        if difference and report["accelerator"] == "cpu":
+        if difference and report.get("command"):
+            again += ", so a seed fixes a run only in part, and pairs share less"
+        elif difference and report["accelerator"] == "cpu":
             again += ", although a CPU should repeat each bit: do not trust small differences"
         replay = report["reused"]["replay"]
         which = (
@@ -214,11 +243,7 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
     robust = row["robust"]
     if noise is None:
         return
-    facts = [f"standard deviation of a pair {_with_interval(row['sd'], noise['sd_interval'])}"]
-    if row["correlation"] is not None and noise["correlation_interval"] is not None:
-        facts.append(f"correlation {_with_interval(row['correlation'], noise['correlation_interval'], '.2f')}")
-    if (saved := noise["seeds_saved"]) is not None:
-        facts.append(saved_in_words(saved, noise["seeds_saved_interval"]))
+    facts = _of_pairing(row, noise) if row.get("gain") is None else [row["gain"]["sentence"]]
     facts.append(f"median difference {signed(robust['median'])}")
     reach = "" if robust["smallest_p"] <= alpha else f" (smallest possible: {robust['smallest_p']:.2g})"
     facts.append(f"sign-flip p {robust['sign_flip_p']:.2g}{reach}")
@@ -228,6 +253,16 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
         errors = f"{windows['pair']:.2g} of a pair, {windows['mean']:.2g} of the mean"
         facts.append(f"standard error over validation windows {errors}")
     yield f"{name}: {', '.join(facts)}."
+
+
+def _of_pairing(row: Mapping[str, Any], noise: Mapping[str, Any]) -> list[str]:
+    """The spread of the pairs, and what pairing did, with their intervals."""
+    facts = [f"standard deviation of a pair {_with_interval(row['sd'], noise['sd_interval'])}"]
+    if row["correlation"] is not None and noise["correlation_interval"] is not None:
+        facts.append(f"correlation {_with_interval(row['correlation'], noise['correlation_interval'], '.2f')}")
+    if (saved := noise["seeds_saved"]) is not None:
+        facts.append(saved_in_words(saved, noise["seeds_saved_interval"]))
+    return facts
 
 
 def pairs_in_words(count: int) -> str:
@@ -275,6 +310,8 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """Lines about what was matched, how closely, and what the experiment took."""
     cost = report["cost"]
     rows = {BASELINE: report["baseline"], **report["variants"]}
+    if report.get("command"):
+        return [f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} on a shared machine."]
     lines = matched_lines(report) + _unequal({name: row["parameters"] for name, row in rows.items()})
     if cost["variants"]:
         rounds = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"

@@ -1,20 +1,21 @@
 """``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
 
 ``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
-``try`` does that for one idea after another;
+``try`` does that for one idea after another; ``verdict`` reads losses that other programs have written;
 ``work`` is one worker; ``status`` shows an experiment's progress; ``report`` writes its results; ``extend`` adds
 pairs, or a size to a ladder; ``measure`` measures time and memory of each variant.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.experiment import METRICS, experiment_of
+from lightning_llm.ablate.command.settings import COMMAND_LINE
+from lightning_llm.ablate.experiment import METRICS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.ladder import LADDER, SIZES, read_ladder
@@ -36,12 +37,19 @@ from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder, write_ladder
 from lightning_llm.cli.ablate_try import add_options, run_idea
-from lightning_llm.cli.ablate_variants import add_variants
+from lightning_llm.cli.ablate_variants import add_command, add_variants, command_in
+from lightning_llm.cli.ablate_verdict import add_options as add_table
+from lightning_llm.cli.ablate_verdict import reach_verdict
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
+from lightning_llm.io.trust import add_trust_option
+from lightning_llm.io.untrusted import printable, shown
 from lightning_llm.statistics.power import SPREADS
+
+if TYPE_CHECKING:
+    from lightning_llm.ablate.planning import Draft
 
 AGAIN = "; the same command again continues"
 # Their options follow those of run
@@ -50,7 +58,7 @@ OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory", *S
 
 def _options(parser: OneLineParser) -> None:
     parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
-    names = "run|try|status|report|extend|power|measure|work"
+    names = "run|try|verdict|status|report|extend|power|measure|work"
     actions = parser.add_subparsers(dest="action", required=True, metavar=names)
 
     def action(name: str, act: Callable[[argparse.Namespace], object], about: str) -> argparse.ArgumentParser:
@@ -66,7 +74,7 @@ def _options(parser: OneLineParser) -> None:
     spread = power.add_mutually_exclusive_group(required=True)
     about = "standard deviation of the difference of one pair, in the metric's unit"
     spread.add_argument("--spread", type=float, metavar="NUMBER", help=about)
-    about = "take the spread from the null variant of this experiment; without FILE, also take its plan"
+    about = "take the largest spread of the variants of this experiment; without FILE, also take its plan"
     spread.add_argument("--from", dest="earlier", type=Path, metavar="DIR", help=about)
     for parser_of_plan in (run, power):
         add = parser_of_plan.add_argument
@@ -75,16 +83,21 @@ def _options(parser: OneLineParser) -> None:
         add("--name", help="name of the experiment (default: that of FILE)")
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")
-        add("--metric", metavar="NAME", help=f"what is compared: {', '.join(METRICS)} (default: {METRICS[0]})")
+        about = f"what is compared: {', '.join(METRICS)} (default: {METRICS[0]}); of a command, any name for it"
+        add("--metric", metavar="NAME", help=f"{about}; --metric=-NAME: higher is better")
+        add("--delta", type=float, metavar="NUMBER", help="smallest difference that matters, in the metric's unit")
         add("--tune", metavar="OPTION", help="tune this option for each variant first, such as the learning rate")
         add("--match", metavar="RULE", help=f"what is equal in a pair: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
+        add_command(parser_of_plan)
     about = "only print what the runs take: FLOPs, and time on this machine"
     run.add_argument("--dry-run", action="store_true", help=about)
     about = "reuse finished runs of earlier experiments in the same folder (default: baseline)"
     run.add_argument("--reuse", choices=REUSES, help=about)
+    add_trust_option(run, "run the command that FILE names")
     idea = action("try", run_idea, "compare one idea of a stream with its baseline, and adopt it or not")
     add_options(idea)
+    add_table(action("verdict", reach_verdict, "reach a verdict on losses in a file, from any program"))
     extend = action("extend", _extend, "add pairs, or a size to a ladder, and train them")
     added = extend.add_mutually_exclusive_group(required=True)
     added.add_argument("--pairs", type=int, metavar="N", help="number of pairs to add")
@@ -143,7 +156,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
 
 def _run(options: argparse.Namespace) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
-        if options.of_fit or options.baseline or options.vary or options.reuse or _overriding(options):
+        if options.of_fit or options.reuse or _compared(options) or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         if options.dry_run:
             raise ValueError(f"--dry-run is for what has no plan yet, and {options.experiment} has one")
@@ -158,38 +171,79 @@ def _run(options: argparse.Namespace) -> None:
                 raise ValueError(f"{options.of_fit[0]}: a ladder takes options of fit in its file, under options")
             run_ladder(experiment, options)
             return
-        source = options.experiment and Path(options.experiment)
-        draft = ablate_run.draft_of(experiment, options.of_fit, source=source)
+        draft = _draft(experiment, options)
         if options.dry_run:
-            show_outlays({experiment.name: draft.outlay(options.workers)}, Console())
             return
         from lightning_llm.ablate.planning import plan_of
 
         plan = plan_of(draft, options.workers, reuse=options.reuse or REUSES[0])
+        program_of(plan).keep_record()
         show_plan(plan, draft.earlier, Console(stderr=True))
     ablate_run.run_experiment(plan, options.workers, options.slurm)
 
 
+def _draft(experiment: Experiment, options: argparse.Namespace) -> "Draft":
+    """The experiment as its program reads it. With ``--dry-run``, print what its runs take."""
+    if experiment.command is None:
+        source = options.experiment and Path(options.experiment)
+        draft = ablate_run.draft_of(experiment, options.of_fit, source=source)
+        if options.dry_run:
+            show_outlays({experiment.name: draft.outlay(options.workers)}, Console())
+        return draft
+    from lightning_llm.ablate.command import planning
+
+    if options.of_fit:
+        raise ValueError(f"{options.of_fit[0]} is an option of fit, and --command is in place of fit: leave it out")
+    if options.dry_run:
+        print(f"At most {experiment.most_runs()} runs of {experiment.command.text}")
+    found = planning.draft_of(experiment)
+    ablate_run.say(found.notes)
+    return found
+
+
 def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
     """The keys of an experiment, what they are from, and its name."""
+    compared = _compared(options)
     if options.experiment is not None:
-        if options.baseline or options.vary:
-            raise ValueError(f"--baseline and --vary are in place of a file: leave out {options.experiment}")
+        if compared:
+            option = f"--{next(iter(compared)).replace('_', '-')}".replace("--variants", "--vary")
+            raise ValueError(f"{option} is in place of a file: leave it out, or {options.experiment}")
         content, source = read_config(Path(options.experiment)), options.experiment
         name = Path(options.experiment).stem
-    elif not options.baseline or not options.vary:
-        raise ValueError("give an experiment's FILE, or --baseline CONFIG and at least one --vary OPTION=VALUE")
+        _trust_command(content, options)
+    elif not {"baseline", "command"} & {*compared}:
+        ways = "--baseline CONFIG and at least one --vary OPTION=VALUE, or --command TEXT (any program that trains)"
+        raise ValueError(f"give an experiment's FILE, or {ways}")
     else:
-        content, source = {"baseline": options.baseline, "variants": varied(options.vary)}, "the command line"
-        name = "ablate"
+        content, source, name = compared, COMMAND_LINE, "ablate"
     return {**content, **_overriding(options)}, source, name
+
+
+def _compared(options: argparse.Namespace) -> dict[str, Any]:
+    """What is compared, by the keys that a file has for it."""
+    given = {"baseline": options.baseline, "variants": varied(options.vary)}
+    return {name: value for name, value in given.items() if value} | command_in(options)
+
+
+def _trust_command(content: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Print the command that a file names.
+
+    Raises:
+        ValueError: The user does not trust it.
+    """
+    for key in ("command", "setup"):
+        if key in content:
+            if not getattr(options, "trust_code", True):
+                advice = "read it, and add --trust-code to run it"
+                raise ValueError(f"{options.experiment} names a {key}, {shown(content[key])}: {advice}")
+            ablate_run.say([f"{options.experiment}: {key}: {printable(str(content[key]))}"])
 
 
 def _overriding(options: argparse.Namespace) -> dict[str, Any]:
     """The keys of an experiment that are given as options."""
     first = None if options.first_seed is None else {"first": options.first_seed}
     tune = None if options.tune is None else {"option": options.tune}
-    same = {key: getattr(options, key) for key in ("name", "out", "pairs", "match", "metric")}
+    same = {key: getattr(options, key) for key in ("name", "out", "pairs", "match", "metric", "delta")}
     keys = {**same, "seeds": first, "tune": tune}
     return {key: value for key, value in keys.items() if value is not None}
 

@@ -66,7 +66,7 @@ def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None 
     link_needed(plan)
     loaded = load(plan)
     console.say(*left_lines(reused_of(loaded)["runs"], len(loaded.results), len(loaded.state.needed)))
-    parameters = "\n".join(parameter_lines(plan))
+    parameters = "\n".join(parameter_lines(plan)) if plan.experiment.command is None else ""
     if slurm is not None:
         console.say(parameters)
         needed = len(loaded.state.needed)
@@ -81,6 +81,7 @@ def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None 
     if not (plan.out / COST).exists() and (problem := _measure(plan, console)):
         console.say(f"time and memory were not measured: {problem}")
     write(plan)
+    program_of(plan).tidy()
 
 
 def _measure(plan: Plan, console: Console) -> str:

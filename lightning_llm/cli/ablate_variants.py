@@ -30,3 +30,47 @@ class _With(argparse.Action):
         if not namespace.vary:
             raise argparse.ArgumentError(self, f"{value}: give it after the --vary whose variant it belongs to")
         namespace.vary = [*namespace.vary[:-1], [*namespace.vary[-1], value]]
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command in place of ``fit``, to ``run``, ``power`` or ``try``."""
+    group = parser.add_argument_group("a command in place of fit")
+    add = group.add_argument
+    about = "what trains, such as 'python train.py --seed={seed} {options}'; also {run} (a folder of the run's own)"
+    add("--command", metavar="TEXT", help=f"{about}, {{device}}, {{port}}, {{tree}}")
+    about = "where the metric is in the output, such as 'step {step}: val loss {number}'; {...} is any text"
+    add("--read", metavar="PATTERN", help=about)
+    add("--read-file", metavar="FILE", help="the JSON file in {run} that has the metric, in place of --read")
+    add("--key", metavar="KEY", help="of the metric in --read-file; dots go into nested ones")
+    about = "add the run's seed to every seed that the program sets: for one without an option for it"
+    add("--reseed", action="store_true", default=None, help=about)
+    add("--option", metavar="FORM", help="how an option is written (default: --{name}={value})")
+    add("--time-limit", metavar="TIME", help="of a run, such as 30m; one that takes longer has failed")
+    add("--gpus-per-run", type=int, metavar="N", help="GPUs that each run sees (default: 1)")
+    about = "compare the working tree of this git repository with a revision of it"
+    add("--against", metavar="REV", help=about)
+    add("--revisions", nargs="+", metavar="REV", help="compare revisions with the first of them")
+    about = "compare the command with itself: what a verdict says without any change"
+    add("--null", action="store_true", default=None, dest="unchanged", help=about)
+    about = "a file or folder that git ignores, such as data, which every tree gets a link to; repeatable"
+    add("--link", action="append", metavar="PATH", help=about)
+    add("--setup", metavar="TEXT", help="what is executed once in each tree, such as 'python setup.py build_ext -i'")
+
+
+def command_in(options: argparse.Namespace) -> dict[str, Any]:
+    """The keys of an experiment that these options give.
+
+    Raises:
+        ValueError: One is given without the other that it belongs to.
+    """
+    names = ("command", "option", "reseed", "time_limit", "gpus_per_run", "against", "revisions", "unchanged")
+    keys = {name: getattr(options, name) for name in (*names, "link", "setup", "read")}
+    file, key = options.read_file, options.key
+    if (file is None) != (key is None):
+        given, missing = ("--read-file", "--key") if key is None else ("--key", "--read-file")
+        raise ValueError(f"{given} is given without {missing}: a file has its metric by a key")
+    if file is not None:
+        if options.read is not None:
+            raise ValueError("--read and --read-file say where the metric is in two ways: give one")
+        keys["read"] = {"file": file, "key": key}
+    return {name: value for name, value in keys.items() if value is not None}

@@ -156,7 +156,7 @@ def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], 
             lines.append(f"steps are not equal: {steps}")
         console.print("\n" + "\n  ".join(lines), soft_wrap=True)
     verdicts = [effect.verdict for its in effects for effect in its]
-    if any(verdict.difference is not None and verdict.interval is None for verdict in verdicts):
+    if any(verdict.difference is not None and verdict.sd is None for verdict in verdicts):
         console.print(f"\n{ONE_RUN}", soft_wrap=True)
     if len(effects) > 1 and sum(verdict.interval is not None for verdict in verdicts) > 1:
         console.print(f"\n{ADJUSTED.format(len(effects))}", soft_wrap=True)

@@ -16,7 +16,7 @@ from lightning_llm.io.untrusted import field_name, shown
 
 Schema = Callable[[Any, str], Iterable[str]]  # value and its name -> what is wrong with it
 MOST_LISTED, MOST_CHARACTERS = 5, 600  # problems in one line, and its characters
-MOST_CHOICES = 20  # that a message lists
+MOST_CHOICES = 40
 LARGEST = 1e100  # number: its square is finite, and so are sums
 
 

@@ -1,6 +1,7 @@
 """The runs in some folders as a list, and which of them may be removed because nothing in them is of use. No torch.
 
-A run is removable if it has ended without a result and without a checkpoint. Nothing else is ever removed: no folder
+A run is removable if it has ended without a result and without a checkpoint; one that diverged in an experiment is a
+result. Nothing else is ever removed: no folder
 whose lock is held, none without ``config.yaml``, none that holds another run, and none behind a link. Only the kernel
 knows who holds a lock, so the lock is taken before a folder is removed.
 """
@@ -17,7 +18,9 @@ from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, SUMMARY
 from lightning_llm.runs.find import find_runs, identity_of, run_folders
 from lightning_llm.runs.lock import RunLock, is_locked
 from lightning_llm.runs.names import distinctions
-from lightning_llm.runs.status import FINISHED, read_summary, run_state
+from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
+
+PLAN = "plan.json"  # of an experiment, in the folder above its runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +99,8 @@ def with_differences(rows: list[ListedRun]) -> list[ListedRun]:
 def is_useless(run: Path) -> bool:
     """Whether a run has ended without a result and without a checkpoint."""
     has_config, state = (run / CONFIG).is_file(), run_state(run)
+    if state.description.startswith(DIVERGED) and (run.resolve().parents[1] / PLAN).is_file():
+        return False  # a result of an experiment: its verdict counts it
     return has_config and state.has_ended and not any(_is_worth_keeping(path, run) for path, _ in _entries(run))
 
 

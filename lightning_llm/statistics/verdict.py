@@ -13,6 +13,8 @@ its runs fail than chance explains, by an exact test on the counts of all runs. 
 pair out of the differences, and counts in the same test, which may say ``better`` if the interval does not say
 ``worse``. The counts have a level ``alpha`` of their own, and each look spends the same share of it as of the
 interval's.
+
+Pairs that all differ by the same amount have no interval; ``no_spread.py`` says what they show.
 """
 
 import dataclasses
@@ -35,6 +37,7 @@ from lightning_llm.statistics.design import (
 )
 from lightning_llm.statistics.estimates import Estimate
 from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule
+from lightning_llm.statistics.no_spread import NoSpread, no_spread
 from lightning_llm.statistics.robust import Robust, robust
 
 
@@ -47,12 +50,15 @@ class Sample:
         variant: Likewise; with pairs as many, in the order of the same seeds.
         is_paired: Whether they are pairs.
         more_baseline: Further runs like the baseline's, such as the null variant's, which count where runs fail.
+        has_seeds: Whether the seed is meant to change the metric. It does not change peak memory, for example: there,
+            runs without any spread are no sign of a mistake.
     """
 
     baseline: Sequence[float | None]
     variant: Sequence[float | None]
     is_paired: bool = True
     more_baseline: Sequence[float | None] = ()
+    has_seeds: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +98,15 @@ class Verdict:
         has_ended: Whether no more pairs are wanted.
         pairs: Number of pairs, with those of runs that failed to train; 0 if the runs are not paired.
         difference: Mean of variant minus mean of baseline; ``None`` if a run of the variant failed to train.
-        interval: Of the difference, simultaneous for all variants and looks. ``None``: there is none.
+        interval: Of the difference, simultaneous for all variants and looks. ``None``: there is none, such as for
+            pairs that all differ by the same amount.
         level: Probability with which this interval holds at all looks.
         critical: Half its width, in standard errors.
         p: Of the t test at this number of runs, by itself.
         p_adjusted: The smallest alpha at which the interval excludes 0: adjusted for looks and variants.
         sd: Standard deviation of the difference of one run from one other.
         correlation: Of the pairs; ``None`` for fewer than three.
-        noise: How far both may be off; ``None`` without pairs.
+        noise: How far both may be off; ``None`` without pairs, or if their differences do not vary.
         robust: Median, sign-flip test, skewness and outliers; ``None`` without pairs.
         diverged: Runs of the variant that failed to train.
         baseline_diverged: Runs of the baseline that failed to train.
@@ -185,12 +192,16 @@ class _Case:
         self.sides = [sides[0][is_there], sides[1][is_there] if sample.is_paired else sides[1]]
         self.runs = min(map(len, self.sides))  # on each side; of pairs, those that the difference is of
         self.difference, self.estimate = self._estimate()
+        self.no_spread: NoSpread | None = None
         self.rule: Rule | None = None
         self.interval: tuple[float, float] | None = None
         self.robust: Robust | None = None
         if self.estimate is not None:
-            self.rule = self._rule(self.estimate)
-            self.interval = self.estimate.interval(self.rule.critical(design.alpha))
+            if sample.has_seeds:
+                self.no_spread = no_spread(*self.sides, is_paired=sample.is_paired)  # type: ignore[arg-type]
+            if self.no_spread is None:
+                self.rule = self._rule(self.estimate)
+                self.interval = self.estimate.interval(self.rule.critical(design.alpha))
             self.robust = robust(self.sides[1] - self.sides[0]) if sample.is_paired else None
 
     def verdict(self) -> Verdict:
@@ -223,6 +234,8 @@ class _Case:
 
     def _by_interval(self) -> tuple[Answer, bool]:
         """What the interval says, and whether the comparison ends with it."""
+        if self.no_spread is not None:
+            return self.no_spread.answer(self.design, self.runs), self.runs >= FEWEST
         if self.interval is None:
             return Answer(NOT_SHOWN, None if self.design.delta is None else NOT_SHOWN), False
         return self.design.answer(*self.interval, self.runs), self.design.ends(*self.interval, self.runs)
@@ -234,9 +247,11 @@ class _Case:
         return is_shown and self.counts.direction != NOT_SHOWN and not contradicts
 
     def _t_test(self) -> dict[str, Any]:
-        """The numbers of the t test; none without an estimate."""
-        if self.estimate is None or self.rule is None:
+        """The numbers of the t test; none without an estimate, and only their ``sd`` if no difference varies."""
+        if self.estimate is None:
             return {}
+        if self.rule is None:
+            return {"sd": self.estimate.sd}
         p_of_looks = float(self.rule.p(self.estimate.t()))
         return {
             "critical": None if self.interval is None else self.rule.critical(self.design.alpha),
@@ -252,7 +267,7 @@ class _Case:
             return {}
         baseline, variant = (side.tolist() for side in self.sides)
         correlation = estimates.correlation(baseline, variant)
-        noise = Noise.of(baseline, variant, self.estimate.sd, correlation)
+        noise = Noise.of(baseline, variant, self.estimate.sd, correlation) if self.no_spread is None else None
         return {"correlation": correlation, "noise": noise, "robust": self.robust}
 
     def _estimate(self) -> tuple[float | None, Estimate | None]:
@@ -286,6 +301,9 @@ class _Case:
         if self.estimate is None and not notes:
             count = {0: "no", 1: "one"}.get(self.runs)
             notes.append("values too large for an interval" if count is None else f"{count} {unit}: no interval")
+        if self.no_spread is not None:
+            is_enough = self.runs >= FEWEST
+            notes.append(self.no_spread.note if is_enough else "the differences do not vary: no interval")
         if self.estimate is not None and self.runs < FEWEST:
             notes.append(f"a verdict needs at least {FEWEST} {units}")
         is_early = bool(self.design.looks) and len(self.sample.variant) in self.design.looks[:-1]

@@ -81,6 +81,7 @@ def main():
     hashes |= {"validation_batches": "1", "batches": asked.get("batches", "2"), "steps": asked.get("steps", 6)}
     hashes |= {"batches_at": {"4": asked.get("prefix", "3")}, "precision": asked.get("precision", "32-true")}
     loss = 3.0 + 0.01 * seed + asked["effect"] * (1 + 0.001 * (seed % 3))
+    loss += asked.get("noise", 0.0) * (-1) ** seed  # without it, a variant with no effect has no spread either
     if "best" in asked:  # a parabola over the logarithm of the rate
         rate = float(words.get("model.optimizer.init_args.lr", asked["lr"]))
         loss += math.log2(rate / asked["best"]) ** 2
@@ -194,7 +195,7 @@ def with_curves(plan):
 @pytest.fixture
 def done(experiment):
     """An experiment that has ended: one variant better, one diverged, one with a name that HTML would read."""
-    variants = {"a": {"effect": -0.5}, "lost": {"effect": 0.0, "diverges": [1]}, "<b>$x$&": {"effect": 0.0}}
+    variants = {"a": {"effect": -0.5}, "lost": {"effect": 0.0, "diverges": [1]}, "<b>$x$&": {"effect": 0.001}}
     plan = experiment(variants, delta=0.01)
     work(plan.out)
     with_cost(plan, variants)

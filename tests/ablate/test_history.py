@@ -10,7 +10,7 @@ from lightning_llm.ablate.history import Earlier, Spread, earlier, siblings, spr
 from lightning_llm.ablate.plan import PlannedVariant, PlanRecord
 from lightning_llm.io.records import write_record
 
-NOISE = {"null_sd": 0.02, "null": {"noise": {"sd_interval": [0.01, 0.05]}}}
+NOISE = {"null": {"sd": 0.02, "noise": {"sd_interval": [0.01, 0.05]}}}
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def test_of_very_many_the_last_are_looked_at(add, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("aa", "spread"),
     [
-        (NOISE, Spread(0.02, "first", (0.01, 0.05))),
-        ({"null_sd": 0.02, "null": None}, Spread(0.02, "first")),
-        ({"null_sd": 0.02, "null": {"noise": None}}, Spread(0.02, "first")),
-        ({"null_sd": None}, None),
-        ({"null_sd": 0.0}, None),  # a null variant that began like the baseline
-        ({"null_sd": 1e9}, None),
-        ({"null_sd": "0.02"}, None),
-        ({"null_sd": 0.02, "null": {"noise": {"sd_interval": [0.01]}}}, None),
+        (NOISE, Spread(0.02, "first", "null", (0.01, 0.05))),
+        ({"null": {"sd": 0.02, "noise": None}}, Spread(0.02, "first", "null")),
+        ({"null": None}, None),
+        ({"null": {"sd": None}}, None),
+        ({"null": {"sd": 0.0}}, None),  # a null variant that began like the baseline
+        ({"null": {"sd": 1e9}}, None),
+        ({"null": {"sd": "0.02"}}, None),
+        ({"null": {"sd": 0.02, "noise": {"sd_interval": [0.01]}}}, None),
         ({}, None),
     ],
 )
@@ -75,6 +75,13 @@ def test_the_spread_is_that_of_a_report(add, tmp_path, aa, spread):
     assert [each.spread for each in earlier(tmp_path / "new", "x", "val_loss")] == [spread]
     if spread is not None:
         assert spread_in(folder, "val_loss") == spread
+
+
+def test_the_spread_is_the_largest_of_the_variants(add):
+    folder = add("first", aa=NOISE)
+    report = {"metric": "val_loss", "aa": NOISE, "variants": {"a": {"sd": 0.3, "noise": None}, "b": {"sd": None}}}
+    (folder / "report.json").write_text(json.dumps(report))
+    assert spread_in(folder, "val_loss") == Spread(0.3, "first", "a")
 
 
 def test_a_spread_in_another_metric_is_none(add):
@@ -91,5 +98,5 @@ def test_the_largest_spread_counts():
 
 def test_a_spread_says_where_it_is_from():
     assert str(Spread(0.012345)) == "0.01235"
-    assert str(Spread(0.02, "first")) == "0.02 (null variant of first)"
-    assert str(Spread(0.02, "first", (0.01, 0.05))) == "0.02 (null variant of first, 95% interval 0.01 to 0.05)"
+    assert str(Spread(0.02, "first", "null")) == "0.02 (null variant of first)"
+    assert str(Spread(0.02, "first", "null", (0.01, 0.05))) == "0.02 (null variant of first, 95% interval 0.01 to 0.05)"

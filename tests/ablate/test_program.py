@@ -84,7 +84,7 @@ def test_an_interrupted_run_of_a_program_that_cannot_continue_begins_again(plan)
 
 def test_the_program_of_a_plan_must_be_there(plan, monkeypatch):
     monkeypatch.delitem(programs.PROGRAMS, "parabola")
-    with pytest.raises(ValueError, match=r"out was planned for the program 'parabola'; this version has fit$"):
+    with pytest.raises(ValueError, match=r"out was planned for the program 'parabola'; this version has fit, command$"):
         load_experiment(Plan.read(plan.out).out)
 
 

@@ -42,7 +42,7 @@ def test_what_is_shown_says_what_it_is(experiment):
 
 def test_progress_counts_the_pairs_that_are_added(experiment):
     """The same with a variant that has no verdict and gets no pairs."""
-    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0}}, looks=(4,))
+    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0, "noise": 0.1}}, looks=(4,))
     work(plan.out)
     plan.extend(Extension(2, ("a",)))
     before = losses_of(load_experiment(plan.out).results)

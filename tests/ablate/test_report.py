@@ -110,7 +110,7 @@ def test_a_null_variant_that_began_like_the_baseline_measures_no_noise(experimen
 
 def test_variants_with_other_seeds_are_shown_at_the_paired_difference(experiment):
     """The variant has four pairs, and the baseline five seeds, the last of which has the highest loss."""
-    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0}})
+    plan = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0, "noise": 0.1}})
     work(plan.out)
     report = report_of(load_experiment(plan.out))
     assert (report["variants"]["a"]["runs"], report["baseline"]["runs"]) == (4, 5)
@@ -147,9 +147,6 @@ def test_the_numbers_of_a_verdict_can_be_recomputed_from_the_json_alone(done):
         assert (row["pairs"], row["difference"]) == (pairs, pytest.approx(d.mean()))
         assert row["sd"] == pytest.approx(d.std(ddof=1), abs=1e-15)
         assert row["robust"]["median"] == pytest.approx(np.median(d))
-        if not d.any():
-            assert (row["interval"], row["verdict"]) == ([0, 0], "equivalent")
-            continue
         assert row["p"] == pytest.approx(stats.ttest_rel(variant, base).pvalue)
         assert row["correlation"] == pytest.approx(np.corrcoef(base, variant)[0, 1])
         if row["rule"].startswith("look"):

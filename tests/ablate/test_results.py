@@ -1,6 +1,7 @@
 """Which runs of an experiment are pairs, and what they wrote about their validation windows."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -42,16 +43,20 @@ def test_only_what_the_plan_excuses_may_differ(tmp_path):
     asked = Experiment(name="test", variants={"a": {"trainer.precision": "bf16-true"}, "b": {}})
     plan = Plan(tmp_path, PlanRecord(experiment=asked, variants=variants, program="fit"))
     summary = {"steps": 6, "batches": "1", "validation_batches": "2", "initial_values": {"embed": "2 float32 00"}}
-    base = Result(RunKey("baseline", 0), tmp_path, 3.0, "", {**summary, "precision": "32-true", "threads": 1})
+    base = Result(
+        RunKey("baseline", 0), tmp_path, 3.0, "", {**summary, "precision": "32-true", "threads": 1}, Fit(plan)
+    )
     for name, precision, threads, says in (
         ("a", "bf16-true", 1, ""),
         ("a", "bf16-true", 2, "their number of threads differs: 1 and 2"),
         ("b", "bf16-true", 1, "their precision differs: 32-true and bf16-true"),
     ):
-        other = Result(RunKey(name, 0), tmp_path, 3.0, "", {**base.summary, "precision": precision, "threads": threads})
+        changed = {**base.summary, "precision": precision, "threads": threads}
+        other = Result(RunKey(name, 0), tmp_path, 3.0, "", changed, Fit(plan))
         assert _mismatch(plan, Fit(plan), base, other) == says
 
 
+PLAN = Plan(Path("out"), PlanRecord(experiment=Experiment(name="test", variants={}), variants={}, program="fit"))
 RECORD = {"step": 6, "windows": [8, 3], "tokens": [64, 20], "nats": [1.5, -0.25]}
 
 
@@ -60,7 +65,7 @@ def result(tmp_path):
     def of(content, loss=3.0):
         if content is not None:
             (tmp_path / WINDOWS).write_text(content if isinstance(content, str) else json.dumps(content))
-        return Result(RunKey("a", 0), tmp_path, loss, "", {"steps": 6})
+        return Result(RunKey("a", 0), tmp_path, loss, "", {"steps": 6}, Fit(PLAN))
 
     return of
 

@@ -19,7 +19,7 @@ from tests.ablate.conftest import InThisProcess, work
 
 
 def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):
-    plan, said = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0}}), []
+    plan, said = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0, "noise": 0.1}}), []
     work(plan.out, say=said.append)
     loaded = load_experiment(plan.out)
     assert {name: each.verdict for name, each in loaded.state.verdicts.items()} == {"a": "better", "b": "undecided"}

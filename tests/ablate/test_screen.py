@@ -68,10 +68,12 @@ def test_a_design_that_can_reach_nothing_warns():
 
 
 def test_an_outlook_names_spread_and_tuning():
-    said = printed(show_outlook, experiment(delta=0.01, tune=TUNE), Spread(0.001, "first"))
+    said = printed(show_outlook, experiment(delta=0.01, tune=TUNE), Spread(0.001, "first", "null"))
     assert "verdict by 4, %" in said
     assert "if a pair's difference has a standard deviation of 0.001 (null variant of first)." in said
     assert "The runs include at least 16 of tuning" in said
+    assert "A variant that changes more than initial values usually has a larger one" in said
+    assert "initial values" not in printed(show_outlook, experiment(), Spread(0.001, "first", "gelu"))
     assert "±0.5 by 4, %" in printed(show_outlook, experiment(half_width=0.5), Spread(0.001))
 
 
@@ -79,10 +81,10 @@ def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
     monkeypatch.setattr(screen, "show_outlook", lambda *content: content[-1].say("the outlook"))
     record = SimpleNamespace(seen={"first": [0, 1, 2]}, reused=Reused())
     plan = SimpleNamespace(record=record, experiment=experiment(), out="an out")
-    said = printed(show_plan, plan, [Earlier("first", [0, 1, 2], Spread(0.02, "first"))])
+    said = printed(show_plan, plan, [Earlier("first", [0, 1, 2], Spread(0.02, "first", "gelu"))])
     assert "note: first has used seeds 0 to 2 with this baseline" in said
     assert "4 pairs are a pilot: by default, the first test is after 8" in said
-    assert "What the spread of first's null variant lets this experiment find:\nthe outlook" in said
+    assert "What the spread of the gelu of first lets this experiment find:\nthe outlook" in said
     said = printed(show_plan, plan, [Earlier("first", [0], None)])
     assert "see lightning-llm ablate power --from 'an out' --pairs 16" in said
     assert "the outlook" not in said
@@ -97,7 +99,7 @@ def test_what_experiments_take_is_summed():
         ["small", "1,000", "50", "1.00e+12", "9", "60.0", "s"]
     ]
     assert [line.split()[3] for line in lines if "large" in line] == ["–"]
-    assert lines[-1].startswith("At most about 60.0 minutes, by timed steps")
+    assert lines[-1].startswith("About 60.0 minutes of training steps at most, by timed steps")
 
 
 def test_only_the_first_column_is_folded():

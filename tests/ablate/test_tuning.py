@@ -132,7 +132,7 @@ def test_added_pairs_stay_below_the_seeds_of_tuning(experiment, capsys):
     """The untuned variants were decided at the first of two looks; the tuned ones need more pairs after the second."""
     planned = {name: {"tuned": 1.0} for name in ("baseline", "null", "a")}
     tune = Grid(option=RATE, factors=(0.5, 1.0, 2.0), seeds=1)
-    variants = {"a": {"effect": 0.0, "lr": 1.0, "best": 1.0}}
+    variants = {"a": {"effect": 0.0, "noise": 0.1, "lr": 1.0, "best": 1.0}}
     plan = experiment(variants, base={"lr": 1.0, "best": 4.0}, planned=planned, tune=tune)
     work(plan.out)
     state = load_experiment(plan.out).state

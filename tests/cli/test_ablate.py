@@ -118,7 +118,7 @@ def the_line(capsys):
             "tune.factors: 0.5 times 3 is no value: baseline: ",
         ),
         ({"variants": {"a": RELU}, "pairs": 1}, "pairs 1: one pair has no interval: give at least 2"),
-        ({"variants": {"a": RELU}, "detla": 1}, "detla is unknown: choose one of name, "),
+        ({"variants": {"a": RELU}, "detla": 1}, "detla is unknown: choose one of baseline, variants, "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line_before_anything_runs(folder, monkeypatch, capsys, experiment, says):
@@ -168,11 +168,17 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     assert run("--trainer.gradient_clip_val", "0.5") == 0  # again, as after a kill
     assert json.loads(Path("out", PLAN).read_text()) == plan
     capsys.readouterr()
+    run_folder = Path("out", "runs", "baseline,seed=0")
+    run_folder.mkdir(parents=True)
+    (run_folder / "summary.json").write_text('{"val_loss": 3.0}')
     assert run() == 2
     assert (
         "out has a plan with another trainer.gradient_clip_val of the baseline (0.5, now None), which makes a new "
         "experiment: give another --name or --out" in the_line(capsys)
     )
+    shutil.rmtree(Path("out", "runs"))
+    assert run() == 0  # nothing has come of it: the new plan is in place of it
+    assert json.loads(Path("out", PLAN).read_text()) != plan
 
 
 SCHEDULE = {"class_path": WARM_UP, "init_args": {"warmup_steps": 2, "decay_steps": 4}}
@@ -253,7 +259,7 @@ def test_the_command_line_names_its_variants(folder, monkeypatch):
     ("words", "says"),
     [
         (["run"], "give an experiment's FILE, or --baseline CONFIG and at least one --vary"),
-        (["run", "exp.yaml", "--vary", "a=1"], "are in place of a file: leave out exp.yaml"),
+        (["run", "exp.yaml", "--vary", "a=1"], "--vary is in place of a file: leave it out, or exp.yaml"),
         (["run", "--baseline", "a.yaml", "--with", "a=1"], "give it after the --vary whose variant it belongs to"),
         (["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--metric", "luck"], "metric is 'luck', expected val_loss"),
         (
@@ -278,7 +284,7 @@ def test_the_command_line_names_its_variants(folder, monkeypatch):
         ),
         (
             ["power", "--baseline", "a.yaml", "--vary", "a.b=1", "--from", "x"],
-            "x has no report.json with the spread of a null variant in val_loss: give --spread instead",
+            "x has no report.json with the spread of pairs in val_loss: give --spread instead",
         ),
     ],
 )
@@ -300,9 +306,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert "warning" not in said
     (folder / "pilot").mkdir()
     (folder / "pilot" / "report.json").write_text(
-        json.dumps(
-            {"metric": "val_loss", "aa": {"null_sd": 0.008, "null": {"noise": {"sd_interval": [0.0054, 0.0154]}}}}
-        )
+        json.dumps({"metric": "val_loss", "aa": {"null": {"sd": 0.008, "noise": {"sd_interval": [0.0054, 0.0154]}}}})
     )
     assert main(["ablate", *words, "--from", "pilot", "--pairs", "8"]) == 0
     said = capsys.readouterr().out
@@ -322,7 +326,7 @@ def test_power_of_a_pilot_is_that_of_its_own_experiment(first, monkeypatch, caps
     after = "after it, see lightning-llm ablate power --from out --pairs 16"
     assert "note: what this pilot can find is not known, since no experiment with this baseline in the same " in said
     assert f"has measured the spread; {after}\n" in said
-    Path("out", "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null_sd": 0.008}}))
+    Path("out", "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null": {"sd": 0.008}}}))
     assert main(["ablate", "power", "--from", "out"]) == 0
     said = capsys.readouterr().out
     assert "8/12" not in said
@@ -336,7 +340,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fi
     assert "not independent" not in first
     for seed in range(4):
         Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
-    Path("runs/first/report.json").write_text(json.dumps({"aa": {"null_sd": 0.008}}))
+    Path("runs/first/report.json").write_text(json.dumps({"aa": {"null": {"sd": 0.008}}}))
     shared = {f"baseline,seed={seed}": "first" for seed in range(4)}
     with monkeypatch.context() as patch:
         patch.setattr(planning, "reusable", lambda *_, **__: Reused(runs=shared))
@@ -347,7 +351,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fi
     said = capsys.readouterr().err
     assert "note: first has used seeds 0 to 3 with this baseline, so the two experiments are not independent" in said
     assert "Fresh seeds: --first-seed 1000, or seeds: {first: 1000} in a file" in said
-    assert "What the spread of first's null variant lets this experiment find:" in said
+    assert "What the spread of the null variant of first lets this experiment find:" in said
     assert json.loads(Path("runs/second", PLAN).read_text())["seen"] == {"first": [0, 1, 2, 3]}
     fresh = planned(monkeypatch, variants={"b": {MLP: "gelu"}}, looks=[4], out="runs/third", seeds={"first": 1000})
     assert fresh() == 0

@@ -16,7 +16,7 @@ from tests.test_notebooks import NOTEBOOKS
 
 pytestmark = pytest.mark.slow  # .ci/run alone: building takes long
 
-PACKAGES = ("", "accounting", "data", "generation", "interop", "measure", "model", "ops", "optim", "training")
+PACKAGES = ("", "ablate", "accounting", "data", "generation", "interop", "measure", "model", "ops", "optim", "training")
 # what a browser fetches by itself; a link that somebody clicks is another thing
 FETCHED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b(?![^>]*canonical)[^>]*//")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.__main__ import main
+from lightning_llm.runs.list import is_useless
 from lightning_llm.runs.lock import LOCK, RunLock
 from lightning_llm.runs.status import RUNNING
 from tests.tiny_run import killed_process, listed, lock_held
@@ -80,6 +81,15 @@ def test_a_folder_that_cannot_be_read_may_hold_a_checkpoint(make_run, obeying_pe
     run = make_run("a/version_0")
     (run / "mine").mkdir(mode=0)
     assert not listed()["a/version_0"]["removable"]
+
+
+def test_a_run_that_diverged_in_an_experiment_is_a_result(make_run):
+    status = json.dumps({"status": "diverged", "step": 4, "reason": "the loss is nan"})
+    run = make_run("a/version_0")
+    (run / "status.json").write_text(status)
+    assert is_useless(run)
+    (run.parents[1] / "plan.json").write_text("{}")
+    assert not is_useless(run)
 
 
 def test_killed_runs_are_removable(make_run):

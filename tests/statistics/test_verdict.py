@@ -55,8 +55,7 @@ def test_equivalent_is_an_interval_inside_delta_whatever_its_sign():
 def test_runs_that_are_bit_identical():
     assert one(BASELINE, delta=0.005).verdict == EQUIVALENT
     found = one(BASELINE)
-    assert (found.verdict, found.interval, found.p) == (UNDECIDED, (0.0, 0.0), 1.0)
-    assert (found.noise.seeds_saved, found.correlation) == (None, pytest.approx(1))
+    assert (found.verdict, found.interval, found.p, found.noise) == (UNDECIDED, None, None, None)
 
 
 def test_a_word_never_contradicts_its_interval_with_several_variants():
@@ -132,7 +131,7 @@ def test_four_of_four_against_none_is_worse():
 def test_counts_do_not_overrule_an_interval_that_says_worse():
     """Most runs of the baseline diverge, and those that do not are better than the variant's."""
     rest = [2.0, 2.01, 1.99, 2.0, 2.02]
-    found = one([2.2] * 11 + [each + 0.2 for each in rest], baseline=[None] * 11 + rest, looks=(8, 12, 16))
+    found = one([2.2] * 11 + [2.2, 2.2, 2.2, 2.21, 2.21], baseline=[None] * 11 + rest, looks=(8, 12, 16))
     assert found.p_diverged < 0.001
     assert (found.verdict, found.interval[0] > 0) == (WORSE, True)
 

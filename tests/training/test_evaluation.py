@@ -3,12 +3,16 @@
 import itertools
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.fit.program import Fit
 from lightning_llm.ablate.next_runs import RunKey
+from lightning_llm.ablate.plan import Plan, PlanRecord
 from lightning_llm.ablate.results import Result
 from lightning_llm.data.batches import IGNORED, EvalBatches, Share
 from lightning_llm.statistics.windows import window_error
@@ -118,6 +122,9 @@ def test_a_run_records_losses_that_add_up_to_the_validation_loss(run):
 # ---- blocks of validation windows
 
 
+PLAN = Plan(Path("out"), PlanRecord(experiment=Experiment(name="test", variants={}), variants={}, program="fit"))
+
+
 @pytest.fixture
 def run(tiny, tmp_path):
     """``run("name", option=value, …)``: the summary of a tiny run, and its windows."""
@@ -130,7 +137,7 @@ def run(tiny, tmp_path):
         )
         folder = tmp_path / name / "run" / "version_0"
         summary = json.loads((folder / "summary.json").read_text())
-        return summary, Result(RunKey(name, 0), folder, summary["val_loss"], "", summary).windows()
+        return summary, Result(RunKey(name, 0), folder, summary["val_loss"], "", summary, Fit(PLAN)).windows()
 
     return of
 

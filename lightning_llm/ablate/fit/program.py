@@ -1,18 +1,41 @@
 """``lightning-llm fit`` as the program of an experiment. No torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import msgspec
 
 from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
 from lightning_llm.ablate.run_process import RunProcess
 from lightning_llm.ablate.slots import Slot
+from lightning_llm.io.records import read_record
 from lightning_llm.io.untrusted import read_json
-from lightning_llm.runs.directory import CHECKPOINTS, STATUS
+from lightning_llm.runs.directory import CHECKPOINTS, STATUS, WINDOWS
+from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
-from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS_EVAL
+from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
 
 MAIN = "fit.py"  # in the tree: what a run executes. Its folder comes first in the path of imports
 NUMBERS = (*LOSSES, TRAIN_LOSS_EVAL, "seconds", "peak_memory_gib", "steps", "tokens")
+
+CURVES = (TRAIN_LOSS, VAL_LOSS)
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """The content of ``windows.json``: sums over blocks of validation windows.
+
+    Attributes:
+        step: Of the validation.
+        windows: How many each block has.
+        tokens: How many these have.
+        nats: Their sum.
+    """
+
+    step: int
+    windows: list[int]
+    tokens: list[int]
+    nats: list[float]
 
 
 class Fit(Program):
@@ -51,6 +74,24 @@ class Fit(Program):
     def can_resume(self, folder: Path) -> bool:
         """Whether it has a checkpoint."""
         return any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*.ckpt"))
+
+    def curves(self, folder: Path) -> dict[str, list[tuple[int, float]]]:
+        """``train_loss`` and ``val_loss``, from TensorBoard's files."""
+        return read_curves(folder, CURVES.__contains__)
+
+    def windows(self, folder: Path) -> Mapping[str, Any] | None:
+        """The content of ``windows.json``.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        path = folder / WINDOWS
+        if not path.is_file():
+            return None
+        windows = read_record(path, Windows)
+        if not len(windows.windows) == len(windows.tokens) == len(windows.nats):
+            raise ValueError(f"{path}: windows, tokens and nats differ in length")
+        return msgspec.to_builtins(windows)  # type: ignore[no-any-return]
 
     def start_measuring(self, log: Path) -> Process:
         """Start ``ablate measure`` with the code of the tree."""

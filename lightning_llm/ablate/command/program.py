@@ -1,0 +1,159 @@
+"""A command as the program of an experiment. No torch."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightning_llm.ablate.command import template
+from lightning_llm.ablate.command.process import SupervisedProcess
+from lightning_llm.ablate.command.revisions import write_diffs
+from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.supervise import CURVE, Job
+from lightning_llm.ablate.command.workplace import Place, remove_trees
+from lightning_llm.ablate.names import AGAIN, BASELINE, titled
+from lightning_llm.ablate.next_runs import RunKey
+from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
+from lightning_llm.ablate.run_process import THREADS, environment_of_run
+from lightning_llm.ablate.slots import Slot
+from lightning_llm.io.config_file import read_config
+from lightning_llm.io.untrusted import file_name, read_json
+from lightning_llm.runs.directory import STATUS
+from lightning_llm.runs.status import DIVERGED, FAILED, FINISHED, read_summary, run_state
+
+FILES = "files"  # of all runs: each has a folder there, whose name no program takes for an option
+SEEDS_THAT_DIFFER = 3
+OPTIONS = "options"  # in the config of a variant
+
+
+class CommandProgram(Program):
+    """Runs of a command: what they share besides their seed, only the program knows."""
+
+    name: ClassVar[str] = "command"
+    promises = Promises()
+
+    @property
+    def command(self) -> Command:
+        """The command."""
+        command = self.plan.experiment.command
+        assert command is not None
+        return command
+
+    def start(self, run: Run, slot: Slot) -> Process:
+        """Start a run, with a supervisor of its own."""
+        command = self.command
+        variant = run.key.name
+        options = {**self.plan.experiment.options, **read_config(run.config)[OPTIONS]}
+        device = self.plan.record.accelerator
+        files = self.plan.out.resolve() / FILES / f"{file_name(variant).replace('=', '-')}-{run.key.seed}"
+        values: dict[str, str | list[str]] = {
+            template.SEED: str(run.key.seed),
+            template.RUN: str(files),
+            template.OPTIONS: template.option_words(options, command.option),
+            template.DEVICE: device,
+        }
+        return SupervisedProcess(
+            Job(
+                run=str(run.key),
+                run_folder=str(run.folder),
+                files=str(files),
+                log=str(run.log.resolve()),
+                words=list(command.words),
+                values=values,
+                metric=self.plan.experiment.metric,
+                read=command.read,
+                file=command.file,
+                key=command.key,
+                place=self._place(run),
+                environment=environment_of(self.plan, slot),
+                cores=list(slot.cores),
+                threads=self.plan.record.threads,
+                time_limit_s=command.time_limit_s,
+                is_first=run.key.seed == self.plan.experiment.first_seed and variant != AGAIN,
+            )
+        )
+
+    def _place(self, run: Run) -> Place:
+        command = self.command
+        variant = BASELINE if run.key.name == AGAIN else run.key.name
+        tree = command.trees.get(variant)
+        return Place(
+            folder=command.folder,
+            out=str(self.plan.out.resolve()),
+            run_folder=str(run.folder),
+            reseed=run.key.seed if command.reseed else None,
+            variant=variant if tree is not None else "",
+            tree="" if tree is None else tree.hash,
+            links=command.links,
+            setup=command.setup,
+            sources=command.sources,
+        )
+
+    def keep_record(self) -> None:
+        """Write what each revision changes."""
+        if self.command.trees:
+            write_diffs(self.command, self.plan.out)
+
+    def tidy(self) -> None:
+        """Remove the trees."""
+        remove_trees(self.plan.out)
+
+    def result(self, folder: Path) -> Ended | None:
+        """The content of its ``summary.json``, and how it failed if it did."""
+        state = run_state(folder).description
+        if state == FINISHED:
+            return Ended(read_summary(folder, (self.plan.experiment.metric, "seconds", "peak_memory_gib")))
+        kind = next((kind for kind in (DIVERGED, FAILED) if state.startswith(kind)), None)
+        if kind is None:
+            return None
+        return Ended({}, f"{kind}: {read_json(folder / STATUS).get('reason', '')}")
+
+    def curves(self, folder: Path) -> dict[str, list[tuple[int, float]]]:
+        """The values of the metric during the run, if the program prints their steps."""
+        path = folder / CURVE
+        values = read_json(path)["values"] if path.is_file() else []
+        return {self.plan.experiment.metric: [(step, value) for step, value in values if step is not None]}
+
+    def problem(self, results: Mapping[RunKey, Any]) -> str:
+        """What is wrong with a variant that ignores its seed, or that is not known to run its revision."""
+        return self._ignored_seed(results) or self._unused_revision(results)
+
+    def _unused_revision(self, results: Mapping[RunKey, Any]) -> str:
+        """Whether the code of a revision may not be used at all: nothing is imported, and nothing differs."""
+        seed = self.plan.experiment.first_seed
+        base = results.get(RunKey(BASELINE, seed))
+        for name in self.command.trees:
+            other = results.get(RunKey(name, seed))
+            if name == BASELINE or base is None or other is None or other.summary.get("imports_tree"):
+                continue
+            if other.summary and other.summary.get("output") == base.summary.get("output"):
+                return f"{name}: the change has no effect on the output: does the command run the code of this folder?"
+        return ""
+
+    def _ignored_seed(self, results: Mapping[RunKey, Any]) -> str:
+        """Whether a variant ignores its seed: its runs would be one run, repeated.
+
+        The metric may be coarse, so two equal ones say that only if all of the output is equal; else it takes three.
+        """
+        experiment = self.plan.experiment
+        for name in (BASELINE, *experiment.variants):
+            keys = [RunKey(name, seed) for seed in experiment.seeds(SEEDS_THAT_DIFFER)]
+            ended = [results[key] for key in keys if key in results and not results[key].has_failed]
+            losses = [result.loss for result in ended]
+            outputs = [result.summary.get("output") for result in ended]
+            is_one = len(outputs) > 1 and outputs[0] == outputs[1]
+            if is_one or (len(losses) == SEEDS_THAT_DIFFER and len({*losses}) == 1):
+                seeds = " and ".join(str(result.run.seed) for result in ended[: 2 if is_one else None])
+                problem = f"{titled(name)} has the same {experiment.metric} {losses[0]:g} with seeds {seeds}"
+                advice = "put {seed} where the command takes its seed, or give --reseed, under another --name"
+                return f"{problem}: the seed does nothing, and such runs have no spread: {advice}"
+        return ""
+
+
+def environment_of(plan: Plan, slot: Slot) -> dict[str, str]:
+    """The variables that a run finds: the user's, and those that are listed in the documentation."""
+    threads = os.environ.get(THREADS)
+    given = environment_of_run(plan.record.threads)
+    own = {"PYTHONUNBUFFERED": "1", **({} if threads is None else {THREADS: threads})}
+    return {**given, **own, **slot.environment}

@@ -1,0 +1,138 @@
+"""Two revisions of a repository as the variants of an experiment: looked up, compared, and stored. Needs git."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from lightning_llm.ablate.command.settings import Command, Tree
+from lightning_llm.ablate.command.workplace import TREES
+from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.trees import WORKING_TREE, Repository, Trees
+from lightning_llm.io.atomic import atomic_file, remove_path, write_text
+from lightning_llm.io.untrusted import open_regular
+
+DIFFS = "diffs"  # in the folder of an experiment: the patch of each variant
+LOOKUP_S = 30.0
+# Where the modules of editable installs are looked for: paths of .pth files, and the finders of setuptools
+_LOOKUP = """
+import json, sys
+found = [path for path in sys.path if path]
+for finder in sys.meta_path:
+    mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
+    found += [path.rpartition("/")[0] for path in mapping.values()] if isinstance(mapping, dict) else []
+print(json.dumps(found))
+"""
+
+
+def resolved(command: Command, out: Path) -> tuple[Command, list[str]]:
+    """A command whose revisions are looked up, with lines that the user should read.
+
+    Args:
+        command: With revisions in its trees.
+        out: The folder of the experiment: it gets a store of objects, and the diffs.
+
+    Raises:
+        ValueError: There is no such repository or revision, or a comparison would be wrong.
+    """
+    repository = Repository.of(Path(command.folder))
+    is_new = not (out / TREES).exists()
+    had_folder = out.exists()
+    try:
+        excluded = [out, repository.root / "runs"]
+        trees = Trees.make(repository, out / TREES, excluded) if is_new else Trees.read(out / TREES)
+        found = {name: _looked_up(trees, tree) for name, tree in command.trees.items()}
+        links = tuple(_link(repository, link) for link in command.links)
+        for tree in found.values():
+            trees.check_links(links, tree.hash)
+        notes = list(dict.fromkeys(_compared(trees, command, found)))
+    except BaseException:
+        if is_new:
+            remove_path(out if not had_folder else out / TREES)
+        raise
+    sources = tuple(sources_of(command, repository.root))
+    return replace(command, trees=found, links=links, sources=sources), notes
+
+
+def _link(repository: Repository, link: str) -> str:
+    """A path that the user gives where he stands, relative to the top of the repository."""
+    path = Path(os.path.normpath(repository.root / repository.prefix / link))
+    return path.relative_to(repository.root).as_posix() if path.is_relative_to(repository.root) else link
+
+
+def _looked_up(trees: Trees, tree: Tree) -> Tree:
+    if not tree.revision:
+        return replace(tree, hash=trees.snapshot())
+    return replace(tree, hash=trees.tree_of(tree.revision), commit=trees.commit_of(tree.revision))
+
+
+def _compared(trees: Trees, command: Command, found: dict[str, Tree]) -> Iterator[str]:
+    """Lines about each variant's difference.
+
+    Raises:
+        ValueError: A comparison would be wrong.
+    """
+    base = found[BASELINE]
+    for name, tree in found.items():
+        if name == BASELINE:
+            continue
+        sides = {"old_name": base.revision or WORKING_TREE, "new_name": tree.revision or WORKING_TREE}
+        words = [*command.words, *command.setup]
+        problems = trees.problems(base.hash, tree.hash, **sides, has_setup=bool(command.setup), command=words)
+        if problems.errors:
+            raise ValueError(problems.errors[0])
+        yield from problems.notes
+
+
+def write_diffs(command: Command, out: Path) -> None:
+    """Write what each variant changes, as a patch and as git's summary of it."""
+    trees = Trees.read(out / TREES)
+    base = command.trees[BASELINE]
+    (out / DIFFS).mkdir(exist_ok=True)
+    for name, tree in command.trees.items():
+        if name != BASELINE:
+            with atomic_file(out / DIFFS / f"{name}.patch") as file:
+                file.write(trees.patch(base.hash, tree.hash))
+            write_text(out / DIFFS / f"{name}.stat", trees.stat(base.hash, tree.hash))
+
+
+def sources_of(command: Command, root: Path) -> list[str]:
+    """The folders of a repository that its programs import modules from, because it is installed as editable.
+
+    Args:
+        command: Its first word, or the interpreter that a script of that name begins with, is asked.
+        root: The top of the repository.
+    """
+    python = _python_of(command.words[0], Path(command.folder))
+    if python is None:
+        return []
+    process = subprocess.run(
+        [python, "-c", _LOOKUP], cwd=os.sep, capture_output=True, text=True, timeout=LOOKUP_S, check=False
+    )
+    paths = json.loads(process.stdout) if process.returncode == 0 else []
+    real_root = Path(os.path.realpath(root))
+    inside = [Path(os.path.realpath(path)) for path in paths]
+    inside = [path for path in inside if path.is_relative_to(real_root) and not _is_environment(path)]
+    return list(dict.fromkeys(path.relative_to(real_root).as_posix() for path in inside))
+
+
+def _is_environment(path: Path) -> bool:
+    return any((parent / "pyvenv.cfg").exists() for parent in (path, *path.parents))
+
+
+def _python_of(word: str, folder: Path) -> str | None:
+    """The interpreter of a command; ``None``: it is none of Python's, as far as is known."""
+    path = shutil.which(word) or (str(folder / word) if (folder / word).is_file() else None)
+    if path is None or Path(path).name.startswith("python"):
+        return path
+    try:
+        with open_regular(path) as file:
+            first = file.readline(300).decode("utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    interpreter = first.removeprefix("#!").split(" ")[0] if first.startswith("#!") else ""
+    return interpreter if "python" in interpreter and Path(interpreter).is_file() else shutil.which("python")

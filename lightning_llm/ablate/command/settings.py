@@ -1,0 +1,166 @@
+"""A command as an experiment asks for it: what is executed, and where its result is. No torch."""
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightning_llm.ablate.command import template
+from lightning_llm.ablate.command.reading import Pattern
+from lightning_llm.io.units import duration
+from lightning_llm.io.untrusted import shown
+
+KEYS = ("command", "option", "read", "reseed", "time_limit", "gpus_per_run", "link", "setup", "against", "revisions")
+
+
+COMMAND_LINE = "the command line"  # the source of keys that are given as options
+_SHARED = {"batches": "batches", "initial_values": "initial values"}
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """The code of a variant in a git repository.
+
+    Attributes:
+        hash: Of git's tree; empty: it is not looked up yet.
+        revision: As the user named it; empty: the working tree.
+        commit: Of the revision; empty: the working tree.
+    """
+
+    hash: str = ""
+    revision: str = ""
+    commit: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name for a reader."""
+        return f"{self.revision} ({self.commit[:12]})" if self.revision else f"the working tree ({self.hash[:12]})"
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A training program as a command, the same for all variants.
+
+    Attributes:
+        text: As the user gave it.
+        words: Of it, with placeholders (``template.PLACEHOLDERS``).
+        option: How an option is written.
+        read: The pattern of the metric in the output; empty: it is in a file.
+        file: That file, below ``{run}``, or below the folder that the command starts in if it has no ``{run}``.
+        key: Of the metric in the file.
+        reseed: Whether the run's seed is added to every seed that the program itself sets.
+        time_limit_s: Of a run; ``None``: none.
+        gpus_per_run: How many a run sees.
+        folder: That it starts in.
+        links: Files and folders of the user's that every tree gets, relative to the top of his repository.
+        setup: What is executed once in each tree, such as a compilation; empty: nothing.
+        trees: The code of each variant; empty: all run in ``folder``.
+        sources: Folders of the repository that modules are imported from, relative to its top.
+    """
+
+    text: str
+    words: tuple[str, ...]
+    option: str = template.OPTION
+    read: str = ""
+    file: str = ""
+    key: str = ""
+    reseed: bool = False
+    time_limit_s: float | None = None
+    gpus_per_run: int = 1
+    folder: str = "."
+    links: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    trees: dict[str, Tree] = {}
+    sources: tuple[str, ...] = ()
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The pattern of the metric; ``None``: it is in a file."""
+        return Pattern(self.read) if self.read else None
+
+    def notes(self, tells: Collection[str]) -> list[str]:
+        """Lines about what its pairs share.
+
+        Args:
+            tells: What its output says of itself: ``batches``, ``initial_values``.
+        """
+        lines = []
+        if self.reseed:
+            lines.append("--reseed: the run's seed was added to every seed that the program sets.")
+        unknown = [words for name, words in _SHARED.items() if name not in tells]
+        if unknown:
+            told = "its output may tell: a line 'batches: HASH', 'initial_values: HASH'"
+            lines.append(f"It is not known whether the two runs of a pair share {' and '.join(unknown)}; {told}.")
+        if not self.is_isolated:
+            lines.append("Runs share one folder, so that one runs at a time: {run} gives each its own.")
+        return lines
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether two runs cannot meet in one folder, so that several may run at a time."""
+        return bool(self.trees) or template.has(self.words, template.RUN)
+
+
+def command_of(content: Mapping[str, Any], source: object) -> tuple[Command, str]:
+    """The command that a file, or the options in its place, ask for; and the name of its metric.
+
+    Args:
+        content: The keys of an experiment; their types were checked.
+        source: Names it in errors.
+
+    Raises:
+        ValueError: A key is wrong, or two that exclude each other are given.
+    """
+    words = template.words_of(content["command"], option_named("command", source))
+    option = content.get("option", template.OPTION)
+    if not {"name", "value"} <= {*template.names_in(option, {"name": "", "value": ""}, option_named("option", source))}:
+        raise ValueError(f"{option_named('option', source)} {shown(option)} needs {{name}} and {{value}}")
+    read, file, key = _result(content, source)
+    reseed = bool(content.get("reseed"))
+    if not reseed and not template.has(words, template.SEED):
+        advice = "put {seed} where it takes its seed, or give --reseed, which adds the run's seed to those it sets"
+        raise ValueError(f"{option_named('command', source)} has no {{seed}}: {advice}")
+    if reseed and template.has(words, template.SEED):
+        raise ValueError(
+            f"{option_named('reseed', source)} is for a command without {{seed}}, and this one has it: give one"
+        )
+    limit = content.get("time_limit")
+    command = Command(
+        text=content["command"],
+        words=tuple(words),
+        option=option,
+        read=read,
+        file=file,
+        key=key,
+        reseed=reseed,
+        time_limit_s=None if limit is None else duration(str(limit), option_named("time_limit", source)),
+        gpus_per_run=content.get("gpus_per_run", 1),
+        folder=os.getcwd(),
+        links=tuple([content["link"]] if isinstance(content.get("link"), str) else content.get("link", ())),
+        setup=tuple(template.words_of(content["setup"], option_named("setup", source)) if "setup" in content else ()),
+    )
+    return command, Pattern(read).name if read else key
+
+
+def option_named(key: str, source: object) -> str:
+    """How errors name a key of an experiment: as an option, if it was given as one."""
+    option = {"variants": "vary", "unchanged": "null"}.get(key, key.replace("_", "-"))
+    return f"--{option}" if source == COMMAND_LINE else f"{source}: {key}"
+
+
+def _result(content: Mapping[str, Any], source: object) -> tuple[str, str, str]:
+    """The pattern, or the file and the key in it."""
+    read = content.get("read")
+    if isinstance(read, str):
+        Pattern(read, option_named("read", source))
+        return read, "", ""
+    if not read:
+        advice = "--read 'val loss {number}' finds it in the output, --read-file FILE --key KEY in a file"
+        raise ValueError(
+            f"{option_named('read', source)} is missing, which says where the metric of a run is: {advice}"
+        )
+    file = Path(read["file"])
+    if file.is_absolute() or ".." in file.parts:
+        problem = "must be a path below the run's folder"
+        raise ValueError(f"{option_named('read_file', source)} {shown(str(file))} {problem}, such as result.json")
+    return "", str(file), read["key"]

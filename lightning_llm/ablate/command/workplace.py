@@ -1,0 +1,252 @@
+"""Where a run of a command starts: the user's own folder, or a tree of a revision of his repository. No torch.
+
+Trees are in ``OUT/trees/VARIANT/N``: as many of each variant as there are runs at a time, since two runs never share
+one. A tree is used again, after what the run before has left in it was moved away (``ablate.trees``).
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from lightning_llm.ablate import hooked
+from lightning_llm.ablate.trees import Trees, link_signature, remove_folder
+from lightning_llm.io.records import read_record, write_record
+from lightning_llm.io.untrusted import file_name
+from lightning_llm.runs.lock import RunLock
+
+TREES = "trees"  # in the folder of an experiment
+TREE, KEPT, IN_USE, LEFT, MODULES = "tree", "kept.json", "in_use", "left", "modules.txt"
+MOST_FILES = 20_000  # of a folder that are looked at
+PASSED_OVER = (".git", "__pycache__", "node_modules", ".venv", "venv")
+PATHS = "PYTHONPATH"
+# Compiled by the first run of a tree: neither variant finds what the other has compiled
+CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+}
+Setup = Callable[[Sequence[str], Path, Mapping[str, str], Path], None]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run starts.
+
+    Attributes:
+        folder: Of the command; in a tree, the same folder of it.
+        out: Of the experiment.
+        run_folder: The run directory.
+        reseed: Is added to the seeds that the program sets; ``None``: they are as they are.
+        variant: Its name; empty: there are no trees.
+        tree: Its hash.
+        links: As of ``Command.links``.
+        setup: As of ``Command.setup``.
+        sources: As of ``Command.sources``.
+    """
+
+    folder: str
+    out: str
+    run_folder: str
+    reseed: int | None = None
+    variant: str = ""
+    tree: str = ""
+    links: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+class Workplace:
+    """The user's own folder, for one run.
+
+    Args:
+        place: Which.
+        others: The variables that the program gets besides those of its place.
+
+    Attributes:
+        folder: That the program starts in.
+        top: The top of its tree; without trees the same.
+        environment: All variables that the program finds.
+    """
+
+    def __init__(self, place: Place, others: Mapping[str, str]) -> None:
+        self.place = place
+        self.folder = self.top = Path(place.folder)
+        hook = {} if place.reseed is None else hooked.environment(others, reseed=place.reseed)
+        self.environment: dict[str, str] = {**others, **hook}
+        self._out = Path(place.out)
+        self._before: Mapping[Path, tuple[int, int]] = {}
+
+    def __enter__(self) -> "Workplace":
+        self._before = _files(self.folder, self._out)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+    def leave(self, *, is_first: bool) -> list[str]:
+        """What a reader must know of the run, one line each, once it has ended.
+
+        Raises:
+            ValueError: The run did not use the code that it should have used.
+        """
+        after = _files(self.folder, self._out) if is_first else self._before
+        changed = sorted(str(path) for path in after if after[path] != self._before.get(path))
+        if not changed:
+            return []
+        return [f"A run writes to its folder ({_listed(changed)}): the next run finds that; {{run}} is one of its own."]
+
+
+class TreeWorkplace(Workplace):
+    """A tree of a revision, for one run. Arguments as of :class:`Workplace`.
+
+    Args:
+        setup: Executes the set-up of a new tree.
+    """
+
+    def __init__(self, place: Place, others: Mapping[str, str], setup: Setup) -> None:
+        super().__init__(place, others)
+        self._trees = Trees.read(Path(place.out, TREES))
+        self._setup = setup
+        self._lock: RunLock | None = None
+        self._record = Path(place.run_folder) / MODULES
+        self._signature: Mapping[str, tuple[int, int]] = {}
+        self._kept: list[str] = []
+
+    def __enter__(self) -> "TreeWorkplace":
+        home = self._trees.folder / file_name(self.place.variant)
+        for number in itertools.count():
+            self._own = home / str(number)
+            self._own.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock = RunLock(self._own, wait_s=0.0).acquire()
+                break
+            except ValueError:  # another run has it
+                continue
+        try:
+            self._prepare()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _prepare(self) -> None:
+        place, repository = self.place, self._trees.repository
+        self.top = self._own / TREE
+        self.folder = self.top / repository.prefix
+        self.environment = self._environment()
+        if (self._own / KEPT).exists() and (self._own / IN_USE).exists():  # its run was killed
+            self._kept = read_record(self._own / KEPT, list[str])
+            self._trees.clean(self.top, self._own / LEFT, self._kept)
+            remove_folder(self._own / LEFT)
+        elif not (self._own / KEPT).exists():
+            if self.top.exists():  # killed while it was set up
+                remove_folder(self.top)
+            self._trees.checkout(place.tree, self.top, place.links)
+            if place.setup:
+                self._setup(place.setup, self.folder, self.environment, self._own / "setup.txt")
+                self._kept = self._trees.accept(self.top)
+            write_record(self._own / KEPT, self._kept)
+        else:
+            self._kept = read_record(self._own / KEPT, list[str])
+        self._signature = link_signature(self.top, place.links)
+        (self._own / IN_USE).touch()
+
+    def _environment(self) -> dict[str, str]:
+        """The variables of a program in this tree: its code comes first, and nothing of it is in the user's caches."""
+        root = self._trees.repository.root
+        given = [path for path in self.environment.get(PATHS, "").split(os.pathsep) if path]
+        moved = [str(self.top / Path(path).relative_to(root)) if _is_below(path, root) else path for path in given]
+        paths = [*(str(self.top / source) for source in self.place.sources), *moved]
+        others = {name: value for name, value in self.environment.items() if name != "PYTHONPYCACHEPREFIX"}
+        others |= {name: str(self._own / folder) for name, folder in CACHES.items()}
+        others |= {PATHS: os.pathsep.join(dict.fromkeys(paths))} if paths else {}
+        if (root / ".venv").is_dir():  # or uv would make one in the tree, and install the tree into it
+            others |= {"UV_NO_SYNC": "1", "UV_PROJECT_ENVIRONMENT": str(root / ".venv")}
+        reseed, roots = self.place.reseed, [root, self.top]
+        return {**others, **hooked.environment(others, reseed=reseed, modules=self._record, roots=roots)}
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def leave(self, *, is_first: bool) -> list[str]:
+        """Bring the tree back to what it was; see :meth:`Workplace.leave`."""
+        self._refuse_foreign()
+        notes = [f"The start-up hook failed: {error}." for error in hooked.errors_in(self._record)]
+        signature = link_signature(self.top, self.place.links)
+        paths = sorted({*signature, *self._signature})
+        linked = [path for path in paths if signature.get(path) != self._signature.get(path)]
+        if linked:
+            notes.append(f"A run changed what --link leads to ({_listed(linked)}), which all runs share.")
+        cleaned = self._trees.clean(self.top, Path(self.place.run_folder) / LEFT, self._kept)
+        if cleaned.moved:
+            where = f"{LEFT} in the folder of its run"
+            notes.append(f"Files that a run leaves in its tree ({_listed(cleaned.moved)}) were moved to {where}.")
+        if cleaned.restored:
+            notes.append(f"A run changed files that git tracks ({_listed(cleaned.restored)}): they were restored.")
+        (self._own / IN_USE).unlink()
+        return notes
+
+    @property
+    def has_imported(self) -> bool:
+        """Whether the program is known to have imported code of its tree."""
+        return any(_is_below(path, self.top) for path in hooked.modules_in(self._record))
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a run that imported the user's files in place of those of its tree.
+
+        Raises:
+            ValueError: It did.
+        """
+        root = Path(os.path.realpath(self._trees.repository.root))
+        own = [Path(self.place.out), *(root / link for link in self.place.links)]
+        for path in sorted(hooked.modules_in(self._record)):
+            is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
+            if _is_below(path, root) and not is_installed and not any(_is_below(path, each) for each in own):
+                problem = f"the program imported {path}, not the file of its revision"
+                raise ValueError(f"{problem}: import it by its place in the repository, or from an editable install")
+
+
+def workplace_for(place: Place, others: Mapping[str, str], setup: Setup) -> Workplace:
+    """The workplace of a run."""
+    return TreeWorkplace(place, others, setup) if place.variant else Workplace(place, others)
+
+
+def remove_trees(out: Path) -> None:
+    """Remove the trees of an experiment that no run uses."""
+    for own in (out / TREES).glob("*/[0-9]*"):
+        try:
+            lock = RunLock(own, wait_s=0.0).acquire()
+        except (ValueError, OSError):
+            continue
+        remove_folder(own)
+        lock.release()
+
+
+def _is_below(path: str | Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+
+
+def _files(top: Path, out: Path) -> dict[Path, tuple[int, int]]:
+    """The files below a folder, with size and time; not those of the experiment."""
+    found: dict[Path, tuple[int, int]] = {}
+    for folder, folders, names in os.walk(top):
+        own = {path.name for path in map(Path(folder).joinpath, folders) if path in (out, out.parent)}
+        folders[:] = [name for name in folders if name not in PASSED_OVER and name not in own]
+        for name in names:
+            path = Path(folder, name)
+            try:
+                status = path.lstat()
+            except OSError:  # it is gone
+                continue
+            found[path.relative_to(top)] = (status.st_size, status.st_mtime_ns)
+            if len(found) >= MOST_FILES:
+                return found
+    return found
