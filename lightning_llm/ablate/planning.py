@@ -95,6 +95,10 @@ class Draft(abc.ABC):
             ValueError: A variant cannot be matched.
         """
 
+    def moved(self, experiment: Experiment) -> "Draft":
+        """The draft of the same experiment in another folder."""
+        return dataclasses.replace(self, experiment=experiment)
+
     @cached_property
     def asked(self) -> dict[str, str]:
         """The hash of what each variant is."""

@@ -19,12 +19,14 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
+from lightning_llm.ablate.command.settings import Command
 from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_of
 from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, EProcess, Experiment, experiment_of
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, PLAN, Plan, code_hash, file_hash
 from lightning_llm.ablate.planning import Draft
+from lightning_llm.ablate.report import unit_of
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_json, write_text
@@ -56,11 +58,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         baseline: The hash of each config of the first baseline, by its path.
-        options: Further options of its program.
+        options: Further options of ``fit``.
+        command: In place of ``fit``; with trees, that of the first baseline.
+        metric: Of the command.
     """
 
-    baseline: dict[str, str]
-    options: list[str]
+    baseline: dict[str, str] = {}
+    options: list[str] = []
+    command: Command | None = None
+    metric: str = ""
 
 
 class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +117,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         verdict: One of ``VERDICTS``.
         reason: In words.
         metric: That was compared.
+        unit: Its unit; empty: that of the metric of ``fit``.
         difference: The mean over the pairs that count; ``None``: fewer than two.
         interval: Its interval.
         pairs: How many count.
@@ -133,6 +140,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     reason: str
     metric: str
+    unit: str = ""
     difference: float | None
     interval: tuple[float, float] | None
     pairs: int
@@ -333,7 +341,14 @@ def folder_of(place: int, name: str) -> str:
 
 
 def experiment_of_idea(
-    stream: Stream, name: str, options: Mapping[str, Any], *, match: str, because: str, again: bool
+    stream: Stream,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    match: str,
+    because: str,
+    again: bool,
+    base: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The next idea of a stream as an experiment, on its baseline as it is now.
 
@@ -344,6 +359,7 @@ def experiment_of_idea(
         match: What is equal for the baseline and the idea.
         because: Why somebody believes in it.
         again: Whether it was tried before: then its seeds are its own.
+        base: Keys of a command; ``None``: it is one of ``fit``.
 
     Raises:
         ValueError: One of them is wrong.
@@ -352,12 +368,12 @@ def experiment_of_idea(
     place = stream.place
     adopted = len(stream.adopted)
     content = {
-        "baseline": [str(stream.baseline())],
         "variants": {name: dict(options)},
         "match": match,
         "delta": DELTA,
         "seeds": {"first": first_seed(place, adopted, again=again)},
         "out": str(stream.out / IDEAS / folder_of(place, name)),
+        **({"baseline": [str(stream.baseline())]} if base is None else base),
     }
     stop = EProcess(
         threshold=stream.rule.threshold(place, adopted),
@@ -428,6 +444,7 @@ def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "
         verdict=evidence.decision.step if is_over else STOPPED,
         reason=_reason(evidence, e_value >= stop.threshold) if is_over else stopped,
         metric=plan.experiment.metric,
+        unit=unit_of(plan.experiment),
         difference=mean.difference,
         interval=mean.interval,
         pairs=mean.pairs,

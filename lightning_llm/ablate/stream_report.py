@@ -37,7 +37,7 @@ _INTERVALS = (
 
 def lines_of(verdict: Verdict) -> list[str]:
     """A verdict in words, for the screen: what was decided comes first."""
-    unit = unit_of_metric(verdict.metric)
+    unit = verdict.unit or unit_of_metric(verdict.metric)
     lines = [f"{verdict.name}: {verdict.verdict} (place {verdict.place} of the stream): {verdict.reason}."]
     lines += [f"Because: {printable(verdict.because)}"] if verdict.because else []
     lines.append(f"Difference {_difference(verdict)} {unit} after {pairs_in_words(verdict.pairs)}.")
@@ -60,12 +60,12 @@ def _costs(verdict: Verdict) -> list[str]:
     """The cost of the idea: its parameters if they differ, and its steps."""
     base_count, count = verdict.parameters
     base_steps, steps = verdict.steps
-    costs = [f"Same {verdict.match}"]
+    costs = [f"Same {verdict.match}"] if verdict.unit != verdict.metric else []  # of a command, nothing is known
     if parameter_excess(count, base_count):
         costs.append(f"{count:,} parameters instead of {base_count:,}")
     if steps != base_steps:
         costs.append(f"{steps:,} steps instead of {base_steps:,}")
-    return [f"{'; '.join(costs)}."]
+    return [f"{'; '.join(costs)}."] if costs else []
 
 
 def rows_of(stream: Stream) -> list[list[str]]:

@@ -37,7 +37,7 @@ from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder, write_ladder
 from lightning_llm.cli.ablate_try import add_options, run_idea
-from lightning_llm.cli.ablate_variants import add_command, add_variants, command_in
+from lightning_llm.cli.ablate_variants import add_command, add_variants, command_in, fit_as_command
 from lightning_llm.cli.ablate_verdict import add_options as add_table
 from lightning_llm.cli.ablate_verdict import reach_verdict
 from lightning_llm.cli.interrupts import interrupts
@@ -222,7 +222,11 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
 def _compared(options: argparse.Namespace) -> dict[str, Any]:
     """What is compared, by the keys that a file has for it."""
     given = {"baseline": options.baseline, "variants": varied(options.vary)}
-    return {name: value for name, value in given.items() if value} | command_in(options)
+    keys = {name: value for name, value in given.items() if value} | command_in(options)
+    if {"against", "revisions"} & {*keys} and "baseline" in keys and "command" not in keys:
+        keys |= fit_as_command(keys.pop("baseline"), options.of_fit, options.metric)
+        options.of_fit = ()
+    return keys
 
 
 def _trust_command(content: Mapping[str, Any], options: argparse.Namespace) -> None:

@@ -6,20 +6,18 @@ Exit status: 0 adopted, 3 not adopted, 1 a run failed (the idea has no verdict),
 import argparse
 import itertools
 import math
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.matching import Flops, matches_in_words
-from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.matching import Flops, Tokens, matches_in_words
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.options import flat_options, folder_name, varied
-from lightning_llm.ablate.plan import PLAN, REPORT, Plan, file_hash
+from lightning_llm.ablate.plan import PLAN, REPORT, Plan
+from lightning_llm.ablate.planning import Draft
+from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.slots import slots_for
@@ -30,27 +28,23 @@ from lightning_llm.ablate.stream import (
     MOST_IDEAS,
     MOST_PAIRS_OF_IDEA,
     STREAM,
-    Asked,
     Stream,
-    StreamRecord,
     Verdict,
     asked_of,
     begin,
-    experiment_of_idea,
     is_settled,
     refuse_final,
     set_aside,
-    settings,
     store_verdict,
     verdict_of,
     write_current,
 )
 from lightning_llm.ablate.stream_report import lines_of, write_stream_report
 from lightning_llm.cli import ablate_run
-from lightning_llm.cli.ablate_variants import add_variants
+from lightning_llm.cli.ablate_ideas import First, Ideas, ideas_of, patch_lines, patch_of
+from lightning_llm.cli.ablate_variants import add_command, add_variants
 from lightning_llm.cli.errors import FAILED, reason_of, reports
-from lightning_llm.io.atomic import json_text
-from lightning_llm.io.config_file import config_path
+from lightning_llm.io.atomic import json_text, remove_path
 from lightning_llm.io.console import Console
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import duration, shown_duration
@@ -59,10 +53,7 @@ from lightning_llm.runs.lock import LOCK, RunLock, is_locked
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule
 
-if TYPE_CHECKING:
-    from lightning_llm.ablate.fit.planning import FitDraft
-    from lightning_llm.ablate.fit.variant import Variant
-
+TREES = "trees"  # in the folder of a stream
 NOT_ADOPTED = 3
 BASELINE_FAILED = f"too many runs of the baseline {FAILED_TO_TRAIN}"
 PROG = "lightning-llm ablate try"
@@ -73,10 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add, default = parser.add_argument, StreamRule()
     add("stream", type=Path, metavar="STREAM", help="folder of the stream; the first idea makes it")
     add("--baseline", nargs="+", metavar="CONFIG", help="configs of the first baseline; options of fit may follow")
+    about = "of a command, for a new stream: the name of what is compared; --metric=-NAME: higher is better"
+    add("--metric", metavar="NAME", help=about)
+    add_command(parser)
     add_variants(parser, "what the idea changes. Without it, an idea that was interrupted is continued")
     add("--because", default="", metavar="TEXT", help="why you believe in the idea, for the report")
-    about = f"what is equal in a pair: {matches_in_words()} (default: {Flops.name})"
-    add("--match", default=Flops.name, metavar="RULE", help=about)
+    about = f"what is equal in a pair: {matches_in_words()} (default: {Flops.name}; of a command {Tokens.name})"
+    add("--match", metavar="RULE", help=about)
     add("--again", action="store_true", help="try an idea again that has a verdict, on fresh seeds")
     add("--give-up", action="store_true", help="end an idea that was interrupted, without a decision")
     about = "expected share of useless ideas among the adopted ones, for a new stream"
@@ -99,8 +93,20 @@ def run_idea(options: argparse.Namespace) -> int:
     budget_s = math.inf if options.budget is None else duration(options.budget, "--budget")
     _refuse_unreadable(options)
     out: Path = options.stream
-    first = _first_idea(options) if _is_new(out) else None
-    out.mkdir(parents=True, exist_ok=True)
+    was_there = out.exists()
+    try:
+        first = ideas_of(options, None).first() if _is_new(out) else None
+        out.mkdir(parents=True, exist_ok=True)
+        return _try(options, first, budget_s)
+    except ValueError:
+        if not was_there and not any((out / IDEAS).glob("*")):
+            remove_path(out)
+        raise
+
+
+def _try(options: argparse.Namespace, first: First | None, budget_s: float) -> int:
+    """Carry out the idea of the options in a stream that is there, or begins with it; the exit status."""
+    out: Path = options.stream
     if has_waited := bool(is_locked(out)):
         ablate_run.say([f"waiting for another call on {out}"])
     lock = RunLock(out, wait_s=math.inf).acquire()
@@ -108,53 +114,56 @@ def run_idea(options: argparse.Namespace) -> int:
         if first is not None and not _is_new(out):  # another call has begun it meanwhile
             first = None
         if first is not None:
-            begin(out, first.record, first.draft.baseline.options)
+            begin(out, first.record, first.base)
         stream = Stream.read(out)
+        ideas = ideas_of(options, stream)
         refuse_final(stream)
         if options.give_up:
             return _give_up(stream, options)
-        if has_waited and options.vary and stream.unfinished is not None:
-            _finish_orphan(stream, options, budget_s - stream.run_seconds)
+        if has_waited and ideas.is_given and stream.unfinished is not None:
+            _finish_orphan(stream, ideas, options, budget_s - stream.run_seconds)
             stream = Stream.read(out)
-        if (verdict := _last_verdict(stream, options)) is not None:
-            return _say(stream, verdict, options)
+        if (
+            stream.verdicts
+            and stream.unfinished is None
+            and options.vary
+            and not options.again
+            and ideas.is_last(stream)
+        ):
+            return _say(stream, stream.verdicts[-1], options)
         if stream.run_seconds >= budget_s:
             used = shown_duration(stream.run_seconds)
             raise ValueError(f"--budget {options.budget} is used up: the runs of {out} took {used}; give more")
-        plan = _plan(stream, options, None if first is None else first.draft)
+        plan = _plan(stream, ideas, options, None if first is None else first.draft)
+        if isinstance(plan, Verdict):
+            return _say(stream, plan, options)
         return _run(stream, plan, options, budget_s - stream.run_seconds)
     finally:
         lock.release()
 
 
-def _last_verdict(stream: Stream, options: argparse.Namespace) -> Verdict | None:
-    """The verdict of the last idea, if this command has given it: it may have been killed before it said so."""
-    if not stream.verdicts or stream.unfinished is not None or options.again or not options.vary:
-        return None
-    last = stream.verdicts[-1]
-    is_same = last.options == _idea(options)[1] and last.match == options.match
-    return last if is_same and last.because == options.because else None
-
-
-def _plan(stream: Stream, options: argparse.Namespace, draft: "FitDraft | None") -> Plan:
-    """The plan of the idea: that of one without a verdict, or a new one.
+def _plan(stream: Stream, ideas: Ideas, options: argparse.Namespace, draft: Draft | None) -> Plan | Verdict:
+    """The plan of the idea: that of one without a verdict, or a new one. Or the verdict, if it has one.
 
     Args:
         stream: As it is now.
+        ideas: Read the idea.
         options: Of the command.
         draft: The idea on this baseline, if it was read before.
     """
     unfinished = stream.unfinished
-    if not options.vary:
+    if not ideas.is_given:
         if unfinished is None:
             raise ValueError(f"{stream.out}: no idea of it was interrupted: give one with --vary OPTION=VALUE")
-        _refuse_changed(stream)
+        ideas.refuse_changed(stream)
         return Plan.read(unfinished)
-    _refuse_other_stream(stream, options)
+    _refuse_other_stream(stream, ideas, options)
     if stream.place > MOST_IDEAS:
         raise ValueError(f"{stream.out} has {MOST_IDEAS} ideas: begin another stream")
-    experiment = _experiment(stream, options)
-    draft = _draft_of(stream, experiment) if draft is None else draft.moved(experiment)
+    experiment = ideas.experiment(stream)
+    if (known := ideas.known(stream, experiment)) is not None and not options.again:
+        return known
+    draft = ideas.draft(stream, experiment) if draft is None else draft.moved(experiment)
     asked = asked_of(draft)
     if unfinished is not None:
         plan = Plan.read(unfinished)
@@ -167,7 +176,9 @@ def _plan(stream: Stream, options: argparse.Namespace, draft: "FitDraft | None")
         raise ValueError(f"this idea was tried before ({where}): --again tries it on fresh seeds, at a new place")
     from lightning_llm.ablate.planning import plan_of
 
-    return plan_of(draft, stream.record.workers)
+    plan = plan_of(draft, stream.record.workers)
+    program_of(plan).keep_record()
+    return plan
 
 
 def _give_up(stream: Stream, options: argparse.Namespace) -> int:
@@ -201,7 +212,7 @@ def _run(stream: Stream, plan: Plan, options: argparse.Namespace, left_s: float)
     return _end(stream, plan, verdict_of(plan, results, stopped=stopped), options)
 
 
-def _finish_orphan(stream: Stream, options: argparse.Namespace, left_s: float) -> None:
+def _finish_orphan(stream: Stream, ideas: Ideas, options: argparse.Namespace, left_s: float) -> None:
     """Finish the idea of a call that was killed while this one waited for it: else this one could not begin its own.
 
     Raises:
@@ -210,7 +221,7 @@ def _finish_orphan(stream: Stream, options: argparse.Namespace, left_s: float) -
     plan = Plan.read(stream.unfinished or stream.out)
     command = f"{PROG} {shell_path(stream.out)}"
     ablate_run.say([f"the call that tried {plan.out.name} has ended without a verdict: finishing that idea first"])
-    _refuse_changed(stream)
+    ideas.refuse_changed(stream)
     try:
         _train(plan, options.workers, left_s)
         results = results_of(plan)
@@ -225,15 +236,17 @@ def _finish_orphan(stream: Stream, options: argparse.Namespace, left_s: float) -
 
 def _end(stream: Stream, plan: Plan, verdict: Verdict, options: argparse.Namespace) -> int:
     store_verdict(plan, verdict)
+    program_of(plan).tidy()
     return _say(Stream.read(stream.out), verdict, options)
 
 
 def _say(stream: Stream, verdict: Verdict, options: argparse.Namespace) -> int:
     """Print a verdict, and write the report; the exit status."""
+    patch = patch_of(stream, verdict)
     if options.json:
-        print(json_text(msgspec.to_builtins(verdict)), flush=True)
+        print(json_text({**msgspec.to_builtins(verdict), "patch": None if patch is None else str(patch)}), flush=True)
     else:
-        Console().say(*lines_of(verdict))
+        Console().say(*lines_of(verdict), *patch_lines(patch, verdict))
     try:
         write_current(stream)
         write_stream_report(stream)
@@ -263,65 +276,9 @@ def _is_new(out: Path) -> bool:
         ValueError: It holds something else.
     """
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS} if STREAM not in names else set():
+    if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS, TREES} if STREAM not in names else set():
         raise ValueError(f"{out} holds {sorted(other)[0]} and no {STREAM}: give a new folder, or that of a stream")
     return not any((out / IDEAS).glob(f"*/{PLAN}"))
-
-
-class _First(NamedTuple):
-    """The beginning of a new stream: its record, and its first idea as it was read."""
-
-    record: StreamRecord
-    draft: "FitDraft"
-
-
-def _first_idea(options: argparse.Namespace) -> _First:
-    """Read the first idea of a new stream before there is a folder, so that a mistake leaves none."""
-    if options.give_up or not options.vary or not options.baseline:
-        advice = "give --baseline CONFIG and --vary OPTION=VALUE to begin it"
-        raise ValueError(f"{options.stream} holds no idea yet: {advice}")
-    fields = settings(options.alpha, options.most, options.workers)
-    asked = _asked(options)
-    from lightning_llm.cli import ablate_fit
-
-    ablate_run.say(ablate_fit.trust_baseline(options.baseline))
-    base = ablate_fit.read_variant(BASELINE, options.baseline, options.of_fit)
-    record = StreamRecord(asked=asked, environment=ablate_fit.environment(base), **fields)
-    with tempfile.TemporaryDirectory() as folder:
-        begin(Path(folder), record, base.options)
-        stream = Stream.read(Path(folder))
-        experiment = _experiment(stream, options)
-        ablate_run.say([f"checking the baseline and {', '.join(experiment.variants)}"])
-        draft = _draft_of(stream, experiment, quiet=True)
-    ablate_run.say(draft.notes)
-    return _First(record, draft)
-
-
-def _experiment(stream: Stream, options: argparse.Namespace) -> Experiment:
-    """The next idea of a stream, as the options describe it."""
-    name, changes = _idea(options)
-    return experiment_of_idea(stream, name, changes, match=options.match, because=options.because, again=options.again)
-
-
-def _draft_of(stream: Stream, experiment: Experiment, *, quiet: bool = False) -> "FitDraft":
-    """An idea of a stream, read and compared with its baseline as it is now."""
-    draft = ablate_run.draft_of(experiment, quiet=quiet)
-    _refuse_changed(stream, draft.baseline)
-    return draft
-
-
-def _idea(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The name of an idea, and what it changes by option."""
-    ((name, changes),) = varied(options.vary).items()
-    return folder_name(name), flat_options(changes)
-
-
-def _refuse_changed(stream: Stream, base: "Variant | None" = None) -> None:
-    """Refuse what makes new runs no pairs with those before."""
-    from lightning_llm.cli import ablate_fit
-
-    base = base or ablate_fit.read_variant(BASELINE, [str(stream.baseline())], [])
-    stream.refuse_changed(ablate_fit.environment(base), ablate_fit.own_code(base))
 
 
 def _refuse_unreadable(options: argparse.Namespace) -> None:
@@ -332,22 +289,14 @@ def _refuse_unreadable(options: argparse.Namespace) -> None:
             raise ValueError(f"{shown(argument)} is no UTF-8")
 
 
-def _asked(options: argparse.Namespace) -> Asked:
-    """The beginning of a stream: configs of the baseline with their hashes, and arguments of ``fit``."""
-    files = {file: file_hash(Path(config_path(file))) for file in options.baseline or ()}
-    arguments: list[str] = []
-    for argument in options.of_fit:
-        arguments += [argument] if argument.startswith("--") else [f"{arguments.pop()}={argument}"]
-    return Asked(baseline=files, options=sorted(arguments))
-
-
-def _refuse_other_stream(stream: Stream, options: argparse.Namespace) -> None:
+def _refuse_other_stream(stream: Stream, ideas: Ideas, options: argparse.Namespace) -> None:
     """Refuse options that are not those that the stream began with; left out, they are."""
-    asked = _asked(options)
+    asked = ideas.asked()
     begun_with = stream.record.asked
     checks: list[tuple[str, Any, Any]] = [
         ("--baseline", [*asked.baseline.values()], [*begun_with.baseline.values()]),
         (next(iter(asked.options), "").partition("=")[0], asked.options, begun_with.options),
+        ("--command", asked.command and asked.command.text, begun_with.command and begun_with.command.text),
         ("--alpha", options.alpha, stream.record.alpha),
         ("--most", options.most, stream.record.most),
     ]

@@ -1,7 +1,12 @@
 """``--vary`` and ``--with``: the variants of an experiment on the command line."""
 
 import argparse
+import shlex
+import sys
+from collections.abc import Sequence
 from typing import Any
+
+from lightning_llm.training.metrics import LOSSES
 
 
 def add_variants(parser: argparse.ArgumentParser, about: str) -> None:
@@ -74,3 +79,18 @@ def command_in(options: argparse.Namespace) -> dict[str, Any]:
             raise ValueError("--read and --read-file say where the metric is in two ways: give one")
         keys["read"] = {"file": file, "key": key}
     return {name: value for name, value in keys.items() if value is not None}
+
+
+def fit_as_command(configs: Sequence[str], of_fit: Sequence[str], metric: str | None) -> dict[str, Any]:
+    """``fit`` as a command, for revisions of the code: each tree has its own configs, parts and package.
+
+    Args:
+        configs: Of the baseline, relative to the current folder.
+        of_fit: Further options.
+        metric: ``None``: the default one.
+    """
+    words = [sys.executable, "-m", "lightning_llm", "fit", *(f"--config={config}" for config in configs), *of_fit]
+    own = "--seed_everything={seed} --data.seed={seed} --trainer.run_dir={run}/fit --trainer.enable_progress_bar=false"
+    escaped = shlex.join(words).replace("{", "{{").replace("}", "}}")
+    key = metric or next(iter(LOSSES))
+    return {"command": f"{escaped} {own} {{options}}", "read": {"file": "fit/summary.json", "key": key}}

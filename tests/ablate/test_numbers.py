@@ -58,6 +58,7 @@ def test_without_pairs_they_are_compared_as_by_welch(variants):
         truth = stats.ttest_ind(losses[name], BASELINE, equal_var=False)
         assert own.interval == pytest.approx([*truth.confidence_interval(1 - 0.05 / variants)])
         assert own.p == pytest.approx(truth.pvalue)
+    assert " variant   runs      difference" in str(found)
     assert "gelu      8 and 5" in str(found)
     assert "after 8 and 5 unpaired runs" in str(found)
     assert numbers.UNPAIRED in str(found)

@@ -6,20 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from lightning_llm.ablate.command import revisions, template
 from lightning_llm.ablate.command.process import is_executable
-from lightning_llm.ablate.command.program import OPTIONS, CommandProgram
-from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.program import OPTIONS, TREE, CommandProgram
+from lightning_llm.ablate.command.settings import Command, Tree
 from lightning_llm.ablate.experiment import UNCHANGED, Experiment
 from lightning_llm.ablate.matching import Tokens
 from lightning_llm.ablate.names import BASELINE, titled
-from lightning_llm.ablate.plan import PlannedVariant
+from lightning_llm.ablate.plan import PlannedVariant, code_hash, digest
 from lightning_llm.ablate.planning import Draft, Settled
+from lightning_llm.ablate.reuse import Identity
 from lightning_llm.ablate.slots import threads_for, visible_gpus
+from lightning_llm.ablate.trees import Repository, link_signature
 from lightning_llm.io.untrusted import shown
+from lightning_llm.runs.code import code_in
 
+STORE_OF_IDEA = "../../trees"  # of all ideas of a stream, from the folder of each
+MOST_CODE = 2_000  # files
 GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd")
 LARGEST_CODE = 1 << 20
 
@@ -30,9 +36,11 @@ class CommandDraft(Draft):
 
     Attributes:
         notes: Lines that the user should read.
+        is_reused: Whether runs of the same code and options may be used again.
     """
 
     notes: list[str]
+    is_reused: bool = False
 
     def settle(self, workers: int | None) -> Settled:
         """Decide device and threads: nothing of a command can be matched before it runs."""
@@ -41,20 +49,46 @@ class CommandDraft(Draft):
         command = self.experiment.command
         assert command is not None
         most = workers if command.is_isolated else 1
+        threads = threads_for(accelerator, len(gpus) // command.gpus_per_run, 1, most)
         return Settled(
-            threads=threads_for(accelerator, len(gpus) // command.gpus_per_run, 1, most),
+            threads=threads,
             accelerator=accelerator,
             text="",
             validation="",
             variants={name: PlannedVariant() for name in self.options},
-            identities={},
+            identities=self._identities(threads) if self.is_reused else {},
             configs=self.options,
             most_runs=None if command.is_isolated else 1,
         )
 
+    def _identities(self, threads: int) -> dict[str, Identity]:
+        """What decides the bits of each variant's runs, as far as is known; none for too much code to read."""
+        command = self.experiment.command
+        assert command is not None
+        root = Path(command.folder) if not command.trees else repository_root(command)
+        linked = link_signature(root, command.links)
+        code = {} if command.trees else all_code(Path(command.folder))
+        if not command.trees and not code:
+            return {}
+        fixed = msgspec.to_builtins(replace(command, trees={}, store="", folder=""))
+        return {
+            name: Identity(
+                options={**options, "program": fixed},
+                code=options.get(TREE) or code_hash(code),
+                data=digest(sorted(linked.items())),
+                weights="",
+                environment={"threads": threads},
+            )
+            for name, options in self.options.items()
+        }
 
-def draft_of(experiment: Experiment) -> CommandDraft:
+
+def draft_of(experiment: Experiment, stream: Path | None = None) -> CommandDraft:
     """The draft of an experiment with a command.
+
+    Args:
+        experiment: What a user asks for.
+        stream: The folder of the stream that it belongs to; ``None``: to none.
 
     Raises:
         ValueError: It cannot run, a variant changes nothing, or something is asked that only ``fit`` can do.
@@ -69,13 +103,14 @@ def draft_of(experiment: Experiment) -> CommandDraft:
     if experiment.options or any(options.values()):
         _refuse_without_place(command, options)
     if command.trees:
-        command, notes = revisions.resolved(command, Path(experiment.folder))
+        out = Path(experiment.folder)
+        command, notes = revisions.resolved(command, out, [stream or out])
         experiment = replace(experiment, command=command)
     asked: dict[str, Any] = {}
     for name, own in options.items():
         content = {OPTIONS: {**experiment.options, **own}, "command": list(command.words)}
         if name in command.trees:
-            content["tree"] = command.trees[name].hash
+            content[TREE] = command.trees[name].hash
         other = next((each for each in asked if asked[each] == content), None)
         if other is not None and name != UNCHANGED:
             same = ", ".join(own) or "nothing"
@@ -83,6 +118,33 @@ def draft_of(experiment: Experiment) -> CommandDraft:
         asked[name] = content
     program = CommandProgram.name
     return CommandDraft(program=program, experiment=experiment, options=asked, code=code_of(command), notes=notes)
+
+
+def first_tree(command: Command, stream: Path) -> Tree:
+    """The tree of the revision that a new stream begins with.
+
+    Raises:
+        ValueError: There is no such repository or revision.
+    """
+    trees = revisions.store_of(command, stream, [stream])
+    revision = command.trees[BASELINE].revision
+    return Tree(hash=trees.tree_of(revision), revision=revision, commit=trees.commit_of(revision))
+
+
+def working_tree(command: Command, stream: Path) -> Tree:
+    """The user's files as they are now."""
+    return Tree(hash=revisions.store_of(command, stream, [stream]).snapshot())
+
+
+def environment() -> dict[str, str]:
+    """The environment that all runs of a stream share."""
+    return {"device": "cuda" if any(map(os.path.exists, GPU_DEVICES)) else "cpu"}
+
+
+def keys_of(command: Command, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of an experiment with this command, besides others."""
+    read: Any = command.read or {"file": command.file, "key": command.key}
+    return {**keys, "read": read, "reseed": command.reseed, "option": command.option, "delta": None}
 
 
 def _refuse_without_place(command: Command, options: Mapping[str, Mapping[str, Any]]) -> None:
@@ -100,6 +162,17 @@ def _refuse_unavailable(experiment: Experiment) -> None:
             raise ValueError(f"{key} is for configs of fit: leave it out, or write a variant for each value")
     if experiment.match != Tokens.name:
         raise ValueError(f"match {experiment.match} is for configs of fit: a command runs as it says")
+
+
+def repository_root(command: Command) -> Path:
+    """The top of the repository that a command starts in."""
+    return Repository.of(Path(command.folder)).root
+
+
+def all_code(folder: Path) -> dict[str, Path]:
+    """The Python files below a folder; none if there are very many."""
+    code = code_in(folder)
+    return code if len(code) <= MOST_CODE else {}
 
 
 def code_of(command: Command) -> dict[str, Path]:

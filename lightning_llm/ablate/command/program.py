@@ -24,7 +24,7 @@ from lightning_llm.runs.status import DIVERGED, FAILED, FINISHED, read_summary, 
 
 FILES = "files"  # of all runs: each has a folder there, whose name no program takes for an option
 SEEDS_THAT_DIFFER = 3
-OPTIONS = "options"  # in the config of a variant
+OPTIONS, TREE = "options", "tree"  # in the config of a variant
 
 
 class CommandProgram(Program):
@@ -83,12 +83,16 @@ class CommandProgram(Program):
             out=str(self.plan.out.resolve()),
             run_folder=str(run.folder),
             reseed=run.key.seed if command.reseed else None,
-            variant=variant if tree is not None else "",
+            store=str(self._store),
             tree="" if tree is None else tree.hash,
             links=command.links,
             setup=command.setup,
             sources=command.sources,
         )
+
+    @property
+    def _store(self) -> Path:
+        return self.command.store_in(self.plan.out.resolve())
 
     def keep_record(self) -> None:
         """Write what each revision changes."""
@@ -97,7 +101,8 @@ class CommandProgram(Program):
 
     def tidy(self) -> None:
         """Remove the trees."""
-        remove_trees(self.plan.out)
+        command = self.command
+        remove_trees(self._store, [command.trees[BASELINE].hash] if command.trees and command.is_shared else ())
 
     def result(self, folder: Path) -> Ended | None:
         """The content of its ``summary.json``, and how it failed if it did."""

@@ -15,6 +15,7 @@ NUMBER, STEP, ANY = "number", "step", "..."
 PLACEHOLDERS = {NUMBER: "the metric", STEP: "the step that it belongs to", ANY: "any text"}
 # What a program may tell: hashes of what it uses, and facts that matching rules compare
 TOLD = ("batches", "initial_values")
+TOLD_IN_FILE = ("batches", "validation_batches")
 FACTS = ("parameters", "flops_per_token", "tokens_per_step")
 LARGEST_FILE = 64 * MIB
 _PLACEHOLDER = re.compile(r"(\{\{|\}\}|\{[^{}]*\})")
@@ -127,6 +128,16 @@ class Output:
             self.found.extend(self._pattern.matches(shown_line))
         if told := _TOLD.fullmatch(shown_line):
             self.told[told[1]] = told[2]
+
+
+def told_in(path: Path) -> dict[str, str]:
+    """What a JSON file tells of the batches of a run, as ``summary.json`` of ``fit`` does."""
+    try:
+        content = json.loads(read_text(path, LARGEST_FILE))
+    except (OSError, ValueError):
+        return {}
+    told = content if isinstance(content, Mapping) else {}
+    return {name: told[name] for name in TOLD_IN_FILE if isinstance(told.get(name), str)}
 
 
 def number_in(path: Path, key: str) -> list[Match]:

@@ -4,13 +4,12 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from lightning_llm.ablate.command.settings import Command, Tree
-from lightning_llm.ablate.command.workplace import TREES
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.trees import WORKING_TREE, Repository, Trees
 from lightning_llm.io.atomic import atomic_file, remove_path, write_text
@@ -25,26 +24,32 @@ found = [path for path in sys.path if path]
 for finder in sys.meta_path:
     mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
     found += [path.rpartition("/")[0] for path in mapping.values()] if isinstance(mapping, dict) else []
-print(json.dumps(found))
+try:
+    from importlib.metadata import version
+    torch = version("torch")
+except Exception:
+    torch = "none"
+print(json.dumps([found, f"Python {sys.version.split()[0]}, torch {torch}"]))
 """
 
 
-def resolved(command: Command, out: Path) -> tuple[Command, list[str]]:
+def resolved(command: Command, out: Path, excluded: Sequence[Path]) -> tuple[Command, list[str]]:
     """A command whose revisions are looked up, with lines that the user should read.
 
     Args:
         command: With revisions in its trees.
-        out: The folder of the experiment: it gets a store of objects, and the diffs.
+        out: The folder of the experiment: its store gets objects.
+        excluded: Folders that no snapshot has.
 
     Raises:
         ValueError: There is no such repository or revision, or a comparison would be wrong.
     """
     repository = Repository.of(Path(command.folder))
-    is_new = not (out / TREES).exists()
+    store = command.store_in(out)
+    is_new = not store.exists()
     had_folder = out.exists()
     try:
-        excluded = [out, repository.root / "runs"]
-        trees = Trees.make(repository, out / TREES, excluded) if is_new else Trees.read(out / TREES)
+        trees = store_of(command, out, excluded)
         found = {name: _looked_up(trees, tree) for name, tree in command.trees.items()}
         links = tuple(_link(repository, link) for link in command.links)
         for tree in found.values():
@@ -52,10 +57,23 @@ def resolved(command: Command, out: Path) -> tuple[Command, list[str]]:
         notes = list(dict.fromkeys(_compared(trees, command, found)))
     except BaseException:
         if is_new:
-            remove_path(out if not had_folder else out / TREES)
+            remove_path(store if had_folder or command.is_shared else out)
         raise
-    sources = tuple(sources_of(command, repository.root))
-    return replace(command, trees=found, links=links, sources=sources), notes
+    sources, interpreter = looked_up_imports(command, repository.root)
+    return replace(command, trees=found, links=links, sources=tuple(sources), interpreter=interpreter), notes
+
+
+def store_of(command: Command, out: Path, excluded: Sequence[Path]) -> Trees:
+    """The store of trees of an experiment, which is made if there is none.
+
+    Raises:
+        ValueError: The command's folder is in no repository.
+    """
+    store = command.store_in(out)
+    if store.exists():
+        return Trees.read(store)
+    repository = Repository.of(Path(command.folder))
+    return Trees.make(repository, store, [*excluded, repository.root / "runs"])
 
 
 def _link(repository: Repository, link: str) -> str:
@@ -65,6 +83,8 @@ def _link(repository: Repository, link: str) -> str:
 
 
 def _looked_up(trees: Trees, tree: Tree) -> Tree:
+    if tree.hash:
+        return tree
     if not tree.revision:
         return replace(tree, hash=trees.snapshot())
     return replace(tree, hash=trees.tree_of(tree.revision), commit=trees.commit_of(tree.revision))
@@ -90,7 +110,7 @@ def _compared(trees: Trees, command: Command, found: dict[str, Tree]) -> Iterato
 
 def write_diffs(command: Command, out: Path) -> None:
     """Write what each variant changes, as a patch and as git's summary of it."""
-    trees = Trees.read(out / TREES)
+    trees = Trees.read(command.store_in(out))
     base = command.trees[BASELINE]
     (out / DIFFS).mkdir(exist_ok=True)
     for name, tree in command.trees.items():
@@ -100,8 +120,10 @@ def write_diffs(command: Command, out: Path) -> None:
             write_text(out / DIFFS / f"{name}.stat", trees.stat(base.hash, tree.hash))
 
 
-def sources_of(command: Command, root: Path) -> list[str]:
+def looked_up_imports(command: Command, root: Path) -> tuple[list[str], str]:
     """The folders of a repository that its programs import modules from, because it is installed as editable.
+
+    And the versions of Python and torch that they run with; empty: not known.
 
     Args:
         command: Its first word, or the interpreter that a script of that name begins with, is asked.
@@ -109,15 +131,15 @@ def sources_of(command: Command, root: Path) -> list[str]:
     """
     python = _python_of(command.words[0], Path(command.folder))
     if python is None:
-        return []
+        return [], ""
     process = subprocess.run(
         [python, "-c", _LOOKUP], cwd=os.sep, capture_output=True, text=True, timeout=LOOKUP_S, check=False
     )
-    paths = json.loads(process.stdout) if process.returncode == 0 else []
+    paths, interpreter = json.loads(process.stdout) if process.returncode == 0 else ([], "")
     real_root = Path(os.path.realpath(root))
     inside = [Path(os.path.realpath(path)) for path in paths]
     inside = [path for path in inside if path.is_relative_to(real_root) and not _is_environment(path)]
-    return list(dict.fromkeys(path.relative_to(real_root).as_posix() for path in inside))
+    return list(dict.fromkeys(path.relative_to(real_root).as_posix() for path in inside)), interpreter
 
 
 def _is_environment(path: Path) -> bool:

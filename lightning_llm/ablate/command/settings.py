@@ -56,6 +56,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         setup: What is executed once in each tree, such as a compilation; empty: nothing.
         trees: The code of each variant; empty: all run in ``folder``.
         sources: Folders of the repository that modules are imported from, relative to its top.
+        interpreter: The versions of Python and torch that run it; empty: not known.
+        store: Where the trees are, relative to the experiment's folder.
     """
 
     text: str
@@ -72,6 +74,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     setup: tuple[str, ...] = ()
     trees: dict[str, Tree] = {}
     sources: tuple[str, ...] = ()
+    interpreter: str = ""
+    store: str = "trees"
 
     @property
     def pattern(self) -> Pattern | None:
@@ -94,6 +98,15 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_isolated:
             lines.append("Runs share one folder, so that one runs at a time: {run} gives each its own.")
         return lines
+
+    def store_in(self, out: Path) -> Path:
+        """The folder of its trees, for an experiment in a folder that may not be there yet."""
+        return Path(os.path.normpath(out / self.store))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its trees serve other experiments too, as those of a stream do."""
+        return self.store != "trees"
 
     @property
     def is_isolated(self) -> bool:

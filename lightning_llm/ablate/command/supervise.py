@@ -25,7 +25,17 @@ import msgspec
 
 from lightning_llm.ablate.command import descendants, template
 from lightning_llm.ablate.command.log import CappedLog
-from lightning_llm.ablate.command.reading import FACTS, TOLD, Match, Output, Pattern, is_finite, number_in
+from lightning_llm.ablate.command.reading import (
+    FACTS,
+    TOLD,
+    TOLD_IN_FILE,
+    Match,
+    Output,
+    Pattern,
+    is_finite,
+    number_in,
+    told_in,
+)
 from lightning_llm.ablate.command.workplace import Place, TreeWorkplace, Workplace, workplace_for
 from lightning_llm.io.atomic import open_to_append, remove_path, write_json
 from lightning_llm.io.units import GIB, shown_duration
@@ -268,6 +278,7 @@ class Supervisor:
         if job.read:
             return output.found
         folder = self._files if any(f"{{{template.RUN}}}" in word for word in job.words) else workplace.folder
+        output.told |= told_in(folder / job.file)
         try:
             return number_in(folder / job.file, job.key)
         except FileNotFoundError:
@@ -307,7 +318,7 @@ class Supervisor:
         sign = -1.0 if job.metric.startswith("-") else 1.0
         last = found[-1] if found else None
         steps = None if last is None else last.step
-        told: dict[str, Any] = {name: output.told[name] for name in TOLD if name in output.told}
+        told: dict[str, Any] = {name: output.told[name] for name in (*TOLD, *TOLD_IN_FILE) if name in output.told}
         if "initial_values" in told:
             told["initial_values"] = {"all": told["initial_values"]}
         counts = {name: float(output.told[name]) for name in FACTS if _is_number(output.told.get(name))}

@@ -1,12 +1,12 @@
 """Where a run of a command starts: the user's own folder, or a tree of a revision of his repository. No torch.
 
-Trees are in ``OUT/trees/VARIANT/N``: as many of each variant as there are runs at a time, since two runs never share
+Trees are in ``OUT/trees/HASH/N``: as many of each revision as there are runs at a time, since two runs never share
 one. A tree is used again, after what the run before has left in it was moved away (``ablate.trees``).
 """
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,11 +15,10 @@ import msgspec
 from lightning_llm.ablate import hooked
 from lightning_llm.ablate.trees import Trees, link_signature, remove_folder
 from lightning_llm.io.records import read_record, write_record
-from lightning_llm.io.untrusted import file_name
 from lightning_llm.runs.lock import RunLock
 
-TREES = "trees"  # in the folder of an experiment
 TREE, KEPT, IN_USE, LEFT, MODULES = "tree", "kept.json", "in_use", "left", "modules.txt"
+DIGITS = 16  # of its hash, in the name of a tree's folder
 MOST_FILES = 20_000  # of a folder that are looked at
 PASSED_OVER = (".git", "__pycache__", "node_modules", ".venv", "venv")
 PATHS = "PYTHONPATH"
@@ -40,8 +39,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         out: Of the experiment.
         run_folder: The run directory.
         reseed: Is added to the seeds that the program sets; ``None``: they are as they are.
-        variant: Its name; empty: there are no trees.
-        tree: Its hash.
+        store: Of the trees.
+        tree: The hash of its own; empty: it has none.
         links: As of ``Command.links``.
         setup: As of ``Command.setup``.
         sources: As of ``Command.sources``.
@@ -51,7 +50,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     run_folder: str
     reseed: int | None = None
-    variant: str = ""
+    store: str = ""
     tree: str = ""
     links: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
@@ -108,7 +107,7 @@ class TreeWorkplace(Workplace):
 
     def __init__(self, place: Place, others: Mapping[str, str], setup: Setup) -> None:
         super().__init__(place, others)
-        self._trees = Trees.read(Path(place.out, TREES))
+        self._trees = Trees.read(Path(place.store))
         self._setup = setup
         self._lock: RunLock | None = None
         self._record = Path(place.run_folder) / MODULES
@@ -116,7 +115,7 @@ class TreeWorkplace(Workplace):
         self._kept: list[str] = []
 
     def __enter__(self) -> "TreeWorkplace":
-        home = self._trees.folder / file_name(self.place.variant)
+        home = self._trees.folder / self.place.tree[:DIGITS]
         for number in itertools.count():
             self._own = home / str(number)
             self._own.mkdir(parents=True, exist_ok=True)
@@ -202,7 +201,7 @@ class TreeWorkplace(Workplace):
             ValueError: It did.
         """
         root = Path(os.path.realpath(self._trees.repository.root))
-        own = [Path(self.place.out), *(root / link for link in self.place.links)]
+        own = [Path(self.place.out), self._trees.folder, *(root / link for link in self.place.links)]
         for path in sorted(hooked.modules_in(self._record)):
             is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
             if _is_below(path, root) and not is_installed and not any(_is_below(path, each) for each in own):
@@ -212,12 +211,14 @@ class TreeWorkplace(Workplace):
 
 def workplace_for(place: Place, others: Mapping[str, str], setup: Setup) -> Workplace:
     """The workplace of a run."""
-    return TreeWorkplace(place, others, setup) if place.variant else Workplace(place, others)
+    return TreeWorkplace(place, others, setup) if place.tree else Workplace(place, others)
 
 
-def remove_trees(out: Path) -> None:
-    """Remove the trees of an experiment that no run uses."""
-    for own in (out / TREES).glob("*/[0-9]*"):
+def remove_trees(store: Path, kept: Collection[str] = ()) -> None:
+    """Remove the trees of a store that no run uses, but for those with some hashes."""
+    for own in store.glob("*/[0-9]*"):
+        if own.parent.name in {tree[:DIGITS] for tree in kept}:
+            continue
         try:
             lock = RunLock(own, wait_s=0.0).acquire()
         except (ValueError, OSError):
