@@ -126,6 +126,10 @@ class Program(abc.ABC):
         """
         return ""
 
+    def warm_up(self) -> None:
+        """Begin what the first run would wait for."""
+        return
+
     def keep_record(self) -> None:
         """Write what a reader wants to see of the variants, once the plan is frozen."""
         return

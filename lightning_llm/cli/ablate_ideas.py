@@ -244,6 +244,9 @@ class CommandIdeas(Ideas):
         from lightning_llm.ablate.command import planning
 
         options = self._options
+        if options.baseline or options.of_fit:
+            given = "--baseline" if options.baseline else options.of_fit[0]
+            raise ValueError(f"{given} is for fit, and --command is in place of fit: give one of them")
         command, metric = self._read()
         if bool(options.vary) == bool(command.trees):
             both = "both" if options.vary else "neither"

@@ -15,7 +15,7 @@ from lightning_llm.ablate.progress import Display
 from lightning_llm.ablate.report import reused_of
 from lightning_llm.ablate.results import COST, load
 from lightning_llm.ablate.reuse import link_needed
-from lightning_llm.ablate.run_process import last_line, start_server
+from lightning_llm.ablate.run_process import last_line
 from lightning_llm.ablate.runner import RUNNER, Results, Runner
 from lightning_llm.ablate.screen import show_report
 from lightning_llm.ablate.slots import Slot, slots_for
@@ -100,7 +100,7 @@ def _measure(plan: Plan, console: Console) -> str:
 
 def train(plan: Plan, slots: Sequence[Slot], until: Callable[[Results], bool] | None = None) -> None:
     """Train the runs that are needed, and show how far they are. Arguments and errors as of :class:`Runner`."""
-    start_server(plan.record.threads)
+    program_of(plan).warm_up()
     log = plan.out / LOGS / RUNNER
     log.parent.mkdir(exist_ok=True)
     with open_to_append(log) as file, TextIOWrapper(file, "utf-8") as lines, Display(plan) as display:

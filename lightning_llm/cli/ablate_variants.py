@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning_llm.training.metrics import LOSSES
@@ -93,4 +94,5 @@ def fit_as_command(configs: Sequence[str], of_fit: Sequence[str], metric: str | 
     own = "--seed_everything={seed} --data.seed={seed} --trainer.run_dir={run}/fit --trainer.enable_progress_bar=false"
     escaped = shlex.join(words).replace("{", "{{").replace("}", "}}")
     key = metric or next(iter(LOSSES))
-    return {"command": f"{escaped} {own} {{options}}", "read": {"file": "fit/summary.json", "key": key}}
+    keys: dict[str, Any] = {"command": f"{escaped} {own} {{options}}", "read": {"file": "fit/summary.json", "key": key}}
+    return {**keys, "link": ["stores"]} if Path("stores").is_dir() else keys  # or each tree prepares the text again

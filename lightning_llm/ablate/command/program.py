@@ -70,7 +70,7 @@ class CommandProgram(Program):
                 cores=list(slot.cores),
                 threads=self.plan.record.threads,
                 time_limit_s=command.time_limit_s,
-                is_first=run.key.seed == self.plan.experiment.first_seed and variant != AGAIN,
+                is_first=run.key.seed == self.plan.experiment.first_seed,
             )
         )
 

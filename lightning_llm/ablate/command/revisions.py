@@ -73,7 +73,8 @@ def store_of(command: Command, out: Path, excluded: Sequence[Path]) -> Trees:
     if store.exists():
         return Trees.read(store)
     repository = Repository.of(Path(command.folder))
-    return Trees.make(repository, store, [*excluded, repository.root / "runs"])
+    linked = [Path(command.folder, link) for link in command.links]
+    return Trees.make(repository, store, [*excluded, repository.root / "runs", *linked])
 
 
 def _link(repository: Repository, link: str) -> str:

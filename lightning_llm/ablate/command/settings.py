@@ -13,7 +13,7 @@ from lightning_llm.io.units import duration
 from lightning_llm.io.untrusted import shown
 
 KEYS = ("command", "option", "read", "reseed", "time_limit", "gpus_per_run", "link", "setup", "against", "revisions")
-
+OF_REVISIONS, OF_TREES = {"against", "revisions"}, ("link", "setup")  # the latter need one of the former
 
 COMMAND_LINE = "the command line"  # the source of keys that are given as options
 _SHARED = {"batches": "batches", "initial_values": "initial values"}
@@ -137,6 +137,9 @@ def command_of(content: Mapping[str, Any], source: object) -> tuple[Command, str
         raise ValueError(
             f"{option_named('reseed', source)} is for a command without {{seed}}, and this one has it: give one"
         )
+    if not OF_REVISIONS & {*content} and (useless := next((key for key in OF_TREES if key in content), None)):
+        advice = "give --against or --revisions too, or leave it out"
+        raise ValueError(f"{option_named(useless, source)} is for trees of revisions, and there are none: {advice}")
     limit = content.get("time_limit")
     command = Command(
         text=content["command"],

@@ -39,7 +39,7 @@ from lightning_llm.ablate.command.reading import (
 from lightning_llm.ablate.command.workplace import Place, TreeWorkplace, Workplace, workplace_for
 from lightning_llm.io.atomic import open_to_append, remove_path, write_json
 from lightning_llm.io.units import GIB, shown_duration
-from lightning_llm.io.untrusted import shown
+from lightning_llm.io.untrusted import printable, shown
 from lightning_llm.runs.directory import SUMMARY
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.runs.status import DIVERGED, FAILED, FINISHED, write_status
@@ -48,6 +48,7 @@ CURVE = "curve.json"
 SAMPLE_S = 0.5
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 16
+LONGEST_SHOWN = 300
 DRAIN_S = 1.0  # what somebody else who has the output still prints
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by somebody, not by the program
 INTERRUPTED = 143  # exit status: the run has no result, and may start again
@@ -131,6 +132,7 @@ class Supervisor:
         self._run_folder, self._files, self._log = map(Path, (job.run_folder, job.files, job.log))
         self._parent = os.getppid()
         self._is_asked_to_end = False
+        self._problem = ""  # of the file with the metric
 
     def run(self) -> int:
         """Run it; the exit status of this process: 0 if there is a result."""
@@ -282,9 +284,9 @@ class Supervisor:
         try:
             return number_in(folder / job.file, job.key)
         except FileNotFoundError:
-            output.last = f"it wrote no {job.file}"
+            self._problem = f"it wrote no {job.file}"
         except (ValueError, OSError) as error:
-            output.last = str(error)
+            self._problem = str(error)
         return []
 
     def _failure(self, ended: Ended, found: list[Match], output: Output) -> str:
@@ -294,7 +296,8 @@ class Supervisor:
             Refused: It never showed its metric, with the first seed.
         """
         job = self._job
-        last = shown(output.last) if output.last else "it printed nothing"
+        last = printable(output.last)[:LONGEST_SHOWN] or "it printed nothing"
+        last += f"; {self._problem}" if self._problem else ""
         if ended.timed_out:
             limit = shown_duration(job.time_limit_s or 0.0)
             return f"failed: it took longer than the time limit of {limit}"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
-from lightning_llm.ablate.run_process import RunProcess
+from lightning_llm.ablate.run_process import RunProcess, start_server
 from lightning_llm.ablate.slots import Slot
 from lightning_llm.io.records import read_record
 from lightning_llm.io.untrusted import read_json
@@ -61,6 +61,10 @@ class Fit(Program):
             environment=slot.environment,
             cores=slot.cores,
         )
+
+    def warm_up(self) -> None:
+        """Let the server of processes begin to import."""
+        start_server(self.plan.record.threads)
 
     def result(self, folder: Path) -> Ended | None:
         """The content of its ``summary.json``, or the reason in its ``status.json``."""
