@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from lightning_llm.ablate.command.settings import KEYS as OF_COMMAND
 from lightning_llm.ablate.command.settings import Command, Tree, command_of, option_named
-from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Tokens, matches_in_words
+from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Time, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS, Grid
@@ -228,8 +228,10 @@ def _parsed(match: Any) -> tuple[str, str | None]:
         return "", None
     ((name, settings),) = match.items()
     option = settings.get("option") if isinstance(settings, dict) and len(settings) == 1 else None
-    is_of_model = isinstance(option, str) and option.startswith(ARCHITECTURE_PREFIX)
-    return name, option if is_of_model and name in MATCHES and MATCHES[name].is_solved else None
+    if not isinstance(option, str):
+        return name, None
+    is_known = name == Time.name or (option.startswith(ARCHITECTURE_PREFIX) and name in MATCHES)
+    return name, option if is_known and (name == Time.name or MATCHES[name].is_solved) else None
 
 
 def _read_in_file(value: object, name: str) -> Iterable[str]:
@@ -293,6 +295,8 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     if command is not None and trees:
         command = replace(command, trees=trees)
     match, solved = _parsed(content.get("match", Tokens.name))
+    if command is None and match == Time.name and solved is not None:
+        raise ValueError(f"{source}: match time={solved}: fit scales its own steps: give match time")
     experiment = Experiment(
         name=content["name"],
         variants=variants,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from lightning_llm.ablate import plots, words
 from lightning_llm.ablate.curves import Curves, curves_of
@@ -29,6 +30,7 @@ p { margin: 0.4rem 0; } .soft, figcaption { color: var(--soft); font-size: 0.9re
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; }
 th, td { text-align: right; padding: 0.25rem 0.7rem; border-bottom: 1px solid var(--line); }
 th { vertical-align: bottom; font-weight: 600; } th:first-child, td:first-child { text-align: left; }
+table.text td, table.text th { text-align: left; } pre { font-size: 0.85rem; overflow-x: auto; }
 figure { margin: 0.5rem 0; } svg { max-width: 100%; height: auto; }
 """
 
@@ -70,7 +72,8 @@ def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
     facts = f"{facts}; {words.tested_in_words(report['tested_after'])}"
     unfinished = "" if report["has_ended"] else "<p><strong>The experiment has not ended.</strong></p>"
     sections = [f"<h1>{text(report['name'])}</h1>", f'<p class="soft">{text(facts)}</p>']
-    sections += [table(["variant", "what it is"], list(words.compared(report).items()))]
+    sections += [table(["variant", "what it is"], list(words.compared(report).items()), kind="text")]
+    sections += [_diff(name, stat) for name, stat in report.get("diffs", {}).items()]
     sections += [paragraphs(words.design_lines(report))]
     sections += [unfinished, "<h2>Differences from the baseline</h2>", plot(plots.forest, report, height=height)]
     sections += [_verdict_table(report), paragraphs(words.verdict_lines(report)), "<h2>Noise</h2>"]
@@ -83,11 +86,12 @@ def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
         left = "Left: mean over the seeds that all variants have, with a band of one standard deviation."
         right = "Right: paired differences from the baseline at equal shares of the run, with their 95% interval"
         caption = f"<figcaption>{left} {right} at each point by itself.</figcaption>"
-        sections += ["<h2>Validation loss during training</h2>", curves_plot, caption]
+        title = report["metric"] if "command" in report else "Validation loss"
+        sections += [f"<h2>{text(title)} during training</h2>", curves_plot, caption]
     sections.append("<h2>Cost</h2>")
     if report["cost"]["variants"]:
         sections.append(plot(plots.costs, report, height=3.4, columns=2))
-    sections.append(_cost_table(report, curves))
+    sections.append(_measured_table(report) if "measured" in report else _cost_table(report, curves))
     sections.append("<figcaption>A variant's loss is the baseline's mean plus the paired difference.</figcaption>")
     return [*sections, paragraphs(words.cost_lines(report)), _footer(report)]
 
@@ -144,6 +148,23 @@ def _cost_table(report: Mapping[str, Any], curves: Curves) -> str:
     return table(head, rows)
 
 
+def _measured_table(report: Mapping[str, Any]) -> str:
+    """Time and memory of the runs of a command."""
+    head = ["variant", report["metric"], "sd over seeds", "seconds of a run", "peak GiB"]
+    rows = []
+    for name, row in {BASELINE: report["baseline"], **report["variants"]}.items():
+        measured = report["measured"][name]
+        cells = [_digits(measured["seconds"], 4), _digits(measured["peak_memory_gib"])]
+        rows.append([name, _digits(words.mean_loss(report, name), 5), _digits(row["sd_over_seeds"]), *cells])
+    return table(head, rows)
+
+
+def _diff(name: str, stat: str) -> str:
+    """What a revision changes: git's summary, and a link to all of it."""
+    link = f"diffs/{quote(name)}.patch"
+    return f'<p>{text(name)}: <a href="{escape(link)}">the whole diff</a></p><pre>{text(stat)}</pre>'
+
+
 def _counts(row: Mapping[str, Any]) -> list[str]:
     return ["–" if row[field] is None else f"{row[field]:,.0f}" for field in ("steps", "parameters", "flops_per_token")]
 
@@ -157,11 +178,12 @@ def plot(draw: Callable[..., None], *content: Any, height: float, columns: int =
     return f"<figure>{svg(draw, *content, width=WIDTH, height=height, columns=columns)}</figure>"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Titles above rows; a wide one scrolls by itself."""
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], kind: str = "") -> str:
+    """Titles above rows; a wide one scrolls by itself. Columns are flush right, and left in one of kind ``text``."""
     header = "".join(f"<th>{text(title)}</th>" for title in head)
     body = "".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    style = f' class="{kind}"' if kind else ""
+    return f'<div class="wide"><table{style}><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
 def paragraphs(lines: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
     identity: str = ""
     facts: dict[str, Any] = {}
     matched: dict[str, Any] = {}
-    solved: int | None = None
+    solved: float | None = None
     ratio: float | None = None
     tuned: float | None = None
     chance: float | None = None

@@ -70,9 +70,10 @@ def loss_curves(axes: Sequence[Any], report: Mapping[str, Any], curves: Curves) 
         axes[0].fill_between(steps, middle - spread, middle + spread, color=color, alpha=0.2, lw=0)
         if name != BASELINE:
             _difference(axes[1], *curves.differences(name), color)
-    axes[0].set(xlabel="step", ylabel="validation loss, nats/token")
+    is_loss = "command" not in report
+    axes[0].set(xlabel="step", ylabel="validation loss, nats/token" if is_loss else printable(report["metric"]))
     axes[1].axhline(0, color=GRAY, lw=1)
-    axes[1].set(xlabel="step of the baseline", ylabel="difference, nats/token")
+    axes[1].set(xlabel="step of the baseline", ylabel="difference, nats/token" if is_loss else "difference")
     for axis in axes:
         axis.grid()
     legend(axes[0])

@@ -6,7 +6,7 @@ verdicts, workers, reports) is the same for all programs. ``fit`` is one.
 """
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -137,6 +137,14 @@ class Program(abc.ABC):
     def tidy(self) -> None:
         """Remove what no run needs any more, once the experiment has ended."""
         return
+
+    def in_order(self, needed: Sequence[RunKey]) -> Sequence[RunKey]:
+        """The runs that are needed, in the order in which they start."""
+        return needed
+
+    def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
+        """What a reader of the report must know of the runs, one line each."""
+        return []
 
     def start_measuring(self, log: Path) -> Process | None:
         """Start measuring time and memory of each variant's step, into ``cost.json``; ``None``: it cannot."""

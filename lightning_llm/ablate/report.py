@@ -10,11 +10,14 @@ from typing import Any
 
 import msgspec
 
+from lightning_llm.ablate.command.revisions import DIFFS
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
+from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained_here
+from lightning_llm.io.untrusted import MIB, read_text
 from lightning_llm.statistics import pairing
 from lightning_llm.statistics.design import FEWEST, NOT_SHOWN, UNDECIDED
 from lightning_llm.statistics.looks import RESERVE, RHO
@@ -89,12 +92,20 @@ def _of_command(loaded: Loaded) -> dict[str, Any]:
     command = loaded.plan.experiment.command
     if command is None:
         return {}
-    summaries = [result.summary for _, result in sorted(loaded.results.items())]
-    notes = dict.fromkeys(note for summary in summaries for note in summary.get("notes", ()))
-    told = (pairing.BATCHES, pairing.INITIAL_VALUES)
-    tells = [name for name in told if all(name in summary for summary in summaries)]
+    notes = program_of(loaded.plan).notes(loaded.results)
     revisions = {name: tree.title for name, tree in command.trees.items()}
-    return {"command": command.text, "revisions": revisions, "notes": [*command.notes(tells), *notes]}
+    diffs = {name: loaded.plan.out / DIFFS / f"{name}.stat" for name in revisions}
+    stats = {name: read_text(path, MIB) for name, path in diffs.items() if path.is_file()}
+    measured = {name: _measured(loaded, name) for name in (BASELINE, *loaded.plan.experiment.variants)}
+    shown = {"command": command.text, "revisions": revisions, "diffs": stats}
+    return {**shown, "notes": notes, "measured": measured}
+
+
+def _measured(loaded: Loaded, name: str) -> dict[str, float | None]:
+    """The means of time and memory over the runs of a variant of a command."""
+    summaries = [result.summary for run, result in loaded.results.items() if run.name == name]
+    values = {field: [summary[field] for summary in summaries if summary.get(field)] for field in UNITS}
+    return {field: means.fmean(of_runs) if of_runs else None for field, of_runs in values.items()}
 
 
 def _environment(loaded: Loaded) -> dict[str, Any]:

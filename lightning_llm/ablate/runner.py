@@ -73,7 +73,7 @@ class Runner:
                 self._plan.refuse_gone()
                 self._results = results_of(self._plan, self._results)
                 show(self._results)
-                needed = self._plan.state(losses_of(self._results)).needed
+                needed = self._program.in_order(self._plan.state(losses_of(self._results)).needed)
                 if (not needed and not self._running) or (until is not None and until(self._results)):
                     return
                 if not self._fill_slots(needed):

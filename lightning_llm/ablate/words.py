@@ -311,7 +311,10 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     cost = report["cost"]
     rows = {BASELINE: report["baseline"], **report["variants"]}
     if report.get("command"):
-        return [f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} on a shared machine."]
+        return [
+            *_scaled_lines(report),
+            f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} on a shared machine.",
+        ]
     lines = matched_lines(report) + _unequal({name: row["parameters"] for name, row in rows.items()})
     if cost["variants"]:
         rounds = f"{cost['rounds']} interleaved steps, {cost['threads']} thread{'s' * (cost['threads'] != 1)}"
@@ -320,6 +323,15 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"Time and memory of a step: {'; '.join(times)}. {rounds}, {where}.")
     lines.append(f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} of training on a shared machine.")
     return lines
+
+
+def _scaled_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """The option of each variant of a command that makes its time equal."""
+    for name, row in report["variants"].items():
+        if row["solved"] is not None:
+            low, high = row["time_ratio_interval"]
+            took = f"a run took {row['time_ratio']:.2f} ({low:.2f} to {high:.2f}) times the baseline's"
+            yield f"{name}: {report['solved']} {row['solved']:g} for equal time, since {took}."
 
 
 def matched_lines(report: Mapping[str, Any]) -> list[str]:

@@ -53,7 +53,7 @@ from lightning_llm.runs.lock import LOCK, RunLock, is_locked
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule
 
-TREES = "trees"  # in the folder of a stream
+TREES, IGNORED = "trees", ".gitignore"  # in the folder of a stream
 NOT_ADOPTED = 3
 BASELINE_FAILED = f"too many runs of the baseline {FAILED_TO_TRAIN}"
 PROG = "lightning-llm ablate try"
@@ -276,7 +276,7 @@ def _is_new(out: Path) -> bool:
         ValueError: It holds something else.
     """
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS, TREES} if STREAM not in names else set():
+    if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS, TREES, IGNORED} if STREAM not in names else set():
         raise ValueError(f"{out} holds {sorted(other)[0]} and no {STREAM}: give a new folder, or that of a stream")
     return not any((out / IDEAS).glob(f"*/{PLAN}"))
 

@@ -2,19 +2,21 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from lightning_llm.ablate.command import revisions, template
+from lightning_llm.ablate.command import revisions, template, timing
 from lightning_llm.ablate.command.process import is_executable
 from lightning_llm.ablate.command.program import OPTIONS, TREE, CommandProgram
 from lightning_llm.ablate.command.settings import Command, Tree
 from lightning_llm.ablate.experiment import UNCHANGED, Experiment
-from lightning_llm.ablate.matching import Tokens
+from lightning_llm.ablate.matching import Time, Tokens
 from lightning_llm.ablate.names import BASELINE, titled
 from lightning_llm.ablate.plan import PlannedVariant, code_hash, digest
 from lightning_llm.ablate.planning import Draft, Settled
@@ -50,16 +52,35 @@ class CommandDraft(Draft):
         assert command is not None
         most = workers if command.is_isolated else 1
         threads = threads_for(accelerator, len(gpus) // command.gpus_per_run, 1, most)
+        variants, configs = self._matched(threads, accelerator)
         return Settled(
             threads=threads,
             accelerator=accelerator,
             text="",
             validation="",
-            variants={name: PlannedVariant() for name in self.options},
+            variants=variants,
             identities=self._identities(threads) if self.is_reused else {},
-            configs=self.options,
+            configs=configs,
             most_runs=None if command.is_isolated else 1,
         )
+
+    def _matched(self, threads: int, accelerator: str) -> tuple[dict[str, PlannedVariant], dict[str, Any]]:
+        """The variants as the plan holds them, and their configs: matched by time, if that is asked."""
+        experiment = self.experiment
+        variants, configs = {name: PlannedVariant() for name in self.options}, dict(self.options)
+        if experiment.match != Time.name:
+            return variants, configs
+        option = str(experiment.solved)
+        say = partial(print, file=sys.stderr)
+        found = timing.scaled(experiment, self.options, threads=threads, accelerator=accelerator, say=say)
+        for name, scaled in found.items():
+            configs[name] = timing.with_option(configs[name], option, scaled.value)
+            variants[name] = PlannedVariant(
+                matched={f"{OPTIONS}.{option}": scaled.value},
+                facts={"time_ratio": scaled.ratio, "time_ratio_interval": scaled.between},
+                solved=scaled.value,
+            )
+        return variants, configs
 
     def _identities(self, threads: int) -> dict[str, Identity]:
         """What decides the bits of each variant's runs, as far as is known; none for too much code to read."""
@@ -121,7 +142,7 @@ def draft_of(experiment: Experiment, stream: Path | None = None) -> CommandDraft
 
 
 def first_tree(command: Command, stream: Path) -> Tree:
-    """The tree of the revision that a new stream begins with.
+    """The tree of the revision that a new stream begins with. Makes the store.
 
     Raises:
         ValueError: There is no such repository or revision.
@@ -160,8 +181,13 @@ def _refuse_unavailable(experiment: Experiment) -> None:
     for key, value in (("tune", experiment.tune), ("sizes", experiment.sizes)):
         if value:
             raise ValueError(f"{key} is for configs of fit: leave it out, or write a variant for each value")
-    if experiment.match != Tokens.name:
-        raise ValueError(f"match {experiment.match} is for configs of fit: a command runs as it says")
+    if experiment.match == Time.name and experiment.solved is None:
+        raise ValueError("match time of a command needs the option that says how long it trains: time=max_iters, say")
+    if experiment.match not in (Tokens.name, Time.name):
+        advice = "a command runs as it says, or with time=OPTION as long as the baseline"
+        raise ValueError(f"match {experiment.match} is for configs of fit: {advice}")
+    if experiment.match == Time.name and experiment.command is not None:
+        timing.base_value(experiment, experiment.command, str(experiment.solved))
 
 
 def repository_root(command: Command) -> Path:

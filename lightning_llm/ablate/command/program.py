@@ -1,29 +1,33 @@
 """A command as the program of an experiment. No torch."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning_llm.ablate.command import template
 from lightning_llm.ablate.command.process import SupervisedProcess
+from lightning_llm.ablate.command.reading import TOLD
 from lightning_llm.ablate.command.revisions import write_diffs
 from lightning_llm.ablate.command.settings import Command
 from lightning_llm.ablate.command.supervise import CURVE, Job
 from lightning_llm.ablate.command.workplace import Place, remove_trees
 from lightning_llm.ablate.names import AGAIN, BASELINE, titled
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan import Plan, digest
 from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
 from lightning_llm.ablate.run_process import THREADS, environment_of_run
 from lightning_llm.ablate.slots import Slot
+from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import file_name, read_json
 from lightning_llm.runs.directory import STATUS
 from lightning_llm.runs.status import DIVERGED, FAILED, FINISHED, read_summary, run_state
 
+IGNORED = ".gitignore"
 FILES = "files"  # of all runs: each has a folder there, whose name no program takes for an option
 SEEDS_THAT_DIFFER = 3
+FEWEST_FOR_LOAD, LOAD_P = 8, 0.01
 OPTIONS, TREE = "options", "tree"  # in the config of a variant
 
 
@@ -95,7 +99,10 @@ class CommandProgram(Program):
         return self.command.store_in(self.plan.out.resolve())
 
     def keep_record(self) -> None:
-        """Write what each revision changes."""
+        """Write what each revision changes, and hide the experiment from git, so that it is in no later revision."""
+        command = self.command
+        top = self._store.parent if command.is_shared else self.plan.out
+        write_text(top / IGNORED, "*\n")
         if self.command.trees:
             write_diffs(self.command, self.plan.out)
 
@@ -113,6 +120,33 @@ class CommandProgram(Program):
         if kind is None:
             return None
         return Ended({}, f"{kind}: {read_json(folder / STATUS).get('reason', '')}")
+
+    def in_order(self, needed: Sequence[RunKey]) -> Sequence[RunKey]:
+        """Seed by seed, the variants in random order: a program with a budget of time depends on the load."""
+        seeds = list(dict.fromkeys(run.seed for run in needed))
+        return sorted(needed, key=lambda run: (seeds.index(run.seed), digest([self.plan.hash, str(run)])))
+
+    def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
+        """What its pairs share, what runs left in their folders, and whether the load changes losses."""
+        summaries = [result.summary for _, result in sorted(results.items()) if result.summary]
+        tells = [name for name in TOLD if summaries and all(name in summary for summary in summaries)]
+        of_runs = dict.fromkeys(note for summary in summaries for note in summary.get("notes", ()))
+        return [*self.command.notes(tells), *of_runs, *self._load_note(results)]
+
+    def _load_note(self, results: Mapping[RunKey, Any]) -> Iterator[str]:
+        """A line if the baseline's losses vary with the load of the machine."""
+        ended = [result for run, result in results.items() if run.name == BASELINE and not result.has_failed]
+        loads, losses = [result.summary.get("load") for result in ended], [result.loss for result in ended]
+        if len(ended) < FEWEST_FOR_LOAD or None in loads or len({*loads}) == 1 or len({*losses}) == 1:
+            return
+        from scipy.stats import pearsonr  # takes 0.5 s
+
+        found = pearsonr(loads, losses)
+        if found.pvalue < LOAD_P:
+            yield (
+                f"The baseline's {self.plan.experiment.metric} varies with the load of the machine (correlation "
+                f"{found.statistic:.2f}): if the program stops by the clock, let nothing else run."
+            )
 
     def curves(self, folder: Path) -> dict[str, list[tuple[int, float]]]:
         """The values of the metric during the run, if the program prints their steps."""
