@@ -786,6 +786,15 @@ class Trees:
                 file.write(read_bytes(git_dir / _INDEX, LARGEST_INDEX))
             write_record(git_dir / _FOLDER_RECORD, record)
 
+    def linkable(self, path: str, tree: str) -> list[str]:
+        """The paths to link for one that the user names: of a folder with tracked files, what git ignores in it."""
+        has_tracked = any(name.startswith(f"{path}/") for name in self._entries(tree))
+        if not has_tracked:
+            return [path]
+        words = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z", "--", f":(top){path}")
+        ignored = [name.rstrip("/") for name in _names(self._his(*words))]
+        return [name for name in ignored if os.path.basename(name) != CACHE] or [path]
+
     def check_links(self, links: Sequence[str], tree: str) -> None:
         """Refuse what cannot be linked into a tree.
 

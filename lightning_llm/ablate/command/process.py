@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from lightning_llm.ablate.command.descendants import GRACE_S
 from lightning_llm.ablate.command.supervise import Job
@@ -40,7 +41,7 @@ class SupervisedProcess:
             )
         assert self._process.stdin is not None
         with self._process.stdin as file, suppress(BrokenPipeError):
-            file.write(msgspec.json.encode(job))
+            file.write(msgspec.json.encode(replace(job, parent=os.getpid())))
         self.pid = self._process.pid
         self._sentinel = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
 

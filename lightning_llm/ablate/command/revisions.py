@@ -51,7 +51,9 @@ def resolved(command: Command, out: Path, excluded: Sequence[Path]) -> tuple[Com
     try:
         trees = store_of(command, out, excluded)
         found = {name: _looked_up(trees, tree) for name, tree in command.trees.items()}
-        links = tuple(_link(repository, link) for link in command.links)
+        given = [_link(repository, link) for link in command.links]
+        base = found[BASELINE].hash
+        links = tuple(dict.fromkeys(path for link in given for path in trees.linkable(link, base)))
         for tree in found.values():
             trees.check_links(links, tree.hash)
         notes = list(dict.fromkeys(_compared(trees, command, found)))

@@ -75,6 +75,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         time_limit_s: ``None``: none.
         is_first: Whether it is the first seed of its variant.
         grace_s: Between SIGTERM and SIGKILL.
+        parent: The process that started the supervisor, which may end before the supervisor can ask; 0: not known.
     """
 
     run: str
@@ -94,6 +95,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float | None = None
     is_first: bool = False
     grace_s: float = descendants.GRACE_S
+    parent: int = 0
 
 
 class Refused(Exception):
@@ -130,7 +132,7 @@ class Supervisor:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._run_folder, self._files, self._log = map(Path, (job.run_folder, job.files, job.log))
-        self._parent = os.getppid()
+        self._parent = job.parent or os.getppid()
         self._is_asked_to_end = False
         self._problem = ""  # of the file with the metric
 
