@@ -6,6 +6,8 @@ run whole experiments by the product's command: ``tuning`` plants a learning rat
 processes at random moments, ``workers`` counts who did which run. ``throughput`` counts runs per hour
 (``benchmarks.ablate_throughput``).
 
+The parts of ``benchmarks.ablate_command`` run experiments on commands.
+
 The parts of ``benchmarks.ablate_looks`` train nothing: they simulate what planned looks cost and say.
 
 The command fails if a share differs from its prediction by more than its tolerance, if a verdict is not the planted
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from benchmarks import ablate_looks, parts
+from benchmarks import ablate_command, ablate_looks, parts
 from benchmarks.ablate_experiments import TEXT, Experiment, killed, workplace
 from benchmarks.ablate_throughput import throughput
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
@@ -206,6 +208,7 @@ PARTS = {
     "null": lambda request: _shares(request, [0.0], NULLS, NULL_TOLERANCE),
     "power": lambda request: _shares(request, EFFECTS, PLANTED, POWER_TOLERANCE),
     **{"tuning": _tuning, "kills": _kills, "workers": _workers, "throughput": throughput, **ablate_looks.PARTS},
+    **{"aa": ablate_command.false_directions, "planted": ablate_command.planted, "pairing": ablate_command.pairing},
 }
 BENCH = Bench(
     run=lambda request: request.sizes(request),  # the rows of a part
@@ -218,6 +221,7 @@ BENCH = Bench(
         **{"difference": ("difference", 1, "+.4f"), "verdict": ("verdict", 1, ""), "learning rates": ("rates", 1, "")},
         **{"kills": ("kills", 1, "d"), "runs": ("runs", 1, "d"), "resumed": ("resumed", 1, "d")},
         **{"s": ("total_s", 1, ".2f"), "runs/hour": ("runs_per_hour", 1, ".0f"), "x loop": ("speedup", 1, ".1f")},
+        **{"sd": ("sd", 1, ".4f"), "correlation": ("correlation", 1, ".2f"), "seeds saved": ("saved", 1, "d")},
         **{"training, %": ("share", 100, ".0f"), "matmuls, s": ("matmuls_s", 1, ".2f")},
     },
     draw=partial(parts.draw_bars, [Measure(field, 1, label) for field, label in SHOWN.items()]),

@@ -304,7 +304,8 @@ class CommandIdeas(Ideas):
         if base == own:
             problem = "has no difference from the baseline of the stream"
             raise ValueError(f"the working tree {problem}: change a file, then give the same command")
-        same = [verdict for verdict in stream.verdicts if verdict.name == own[:TREE_NAME]]
+        since = stream.adopted[-1].place if stream.adopted else 0  # before, the baseline was another one
+        same = [verdict for verdict in stream.verdicts[since:] if verdict.name == own[:TREE_NAME]]
         return same[-1] if same else None
 
 
