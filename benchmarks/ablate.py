@@ -52,7 +52,7 @@ LR, LOW_LR = "model.optimizer.init_args.lr", 0.01
 STEPS, INTERVAL = "trainer.max_steps", "trainer.val_check_interval"
 MLPS = {"relu": {"model.architecture.mlp": "relu"}, "gelu": {"model.architecture.mlp": "gelu"}}
 NORM = {"layernorm": {"model.architecture.norm": "layernorm"}}
-SHOWN = {"found": "share of verdicts", "runs_per_hour": "runs per hour", "runs": "runs"}
+SHOWN = {"found": "share of verdicts", "sd": "sd of a pair", "runs_per_hour": "runs per hour", "runs": "runs"}
 SAVING = {STEPS: 400, INTERVAL: 40}  # a kill may hit training and saving
 
 

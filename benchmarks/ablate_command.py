@@ -89,7 +89,8 @@ def planted(request: Request) -> Iterator[Row]:
 
 def pairing(request: Request) -> Iterator[Row]:
     """What a seed shares, in a training script of a user's."""
-    command = f"{sys.executable} {EXAMPLE / 'train.py'} --max_iters={ITERATIONS} --seed={{seed}} --out_dir={{run}} {{options}}"
+    script = f"{sys.executable} {EXAMPLE / 'train.py'} --max_iters={ITERATIONS}"
+    command = f"{script} --seed={{seed}} --out_dir={{run}} {{options}}"
     for label, option in {"the same batches": ALIKE, "other batches": OTHERWISE}.items():
         with workplace() as folder:
             name, _, value = option.partition("=")

@@ -289,6 +289,8 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
         ValueError: A key is unknown or wrong; a name cannot be that of a folder.
     """
     content = {"name": name, **{key: value for key, value in content.items() if value is not None or key == "delta"}}
+    if of_fit := next((key for key in ("model", "data", "trainer") if key in content), None):
+        raise ValueError(f"{source} has {of_fit}, so it is a config of fit: give it as --baseline, with a --vary")
     validate(content, _FILE, source)
     command, metric, secondary = _program(content, source)
     variants, trees = _variants(content, source)

@@ -30,6 +30,7 @@ from lightning_llm.runs.code import code_in
 
 PLAN, EXTENSIONS, CONFIGS, CODE = "plan.json", "extensions.json", "configs", "code"
 RUNS, LOGS, REPORT = "runs", "logs", "report.json"
+STREAM = "stream.json"  # in the folder of a stream, whose ideas are experiments below it
 REUSED_FROM = "reused_from"  # in the folder of a run whose files are links: the name of the experiment that has it
 LARGEST_FILE = 256 * MIB  # of code
 VERSION = 2  # of plan.json; folders of version 1 have fields without types
@@ -151,6 +152,9 @@ class Plan:
             ValueError: There is none, or it is of an earlier version.
         """
         path = out / PLAN
+        if (out / STREAM).is_file():
+            command = f"lightning-llm ablate try {shell_path(out)}"
+            raise ValueError(f"{out} is a stream of ideas: {command} tries the next one, status and report show it")
         if not path.is_file():
             raise ValueError(f"{out} holds no {PLAN}: give the folder of an experiment of lightning-llm ablate")
         if (version := version_of(path)) != VERSION:

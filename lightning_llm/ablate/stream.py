@@ -24,7 +24,7 @@ from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_
 from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, EProcess, Experiment, experiment_of
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import CODE, PLAN, Plan, code_hash, file_hash
+from lightning_llm.ablate.plan import CODE, PLAN, STREAM, Plan, code_hash, file_hash
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.report import unit_of
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
@@ -37,7 +37,7 @@ from lightning_llm.io.untrusted import MIB, read_text
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
 
-STREAM, IDEAS, VERDICT, FIRST, CURRENT = "stream.json", "ideas", "verdict.json", "first.yaml", "baseline.yaml"
+IDEAS, VERDICT, FIRST, CURRENT = "ideas", "verdict.json", "first.yaml", "baseline.yaml"
 ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
 FINAL = "final.json"  # in a stream that takes no more ideas: how many it has
 MOST_IDEAS = 9_999

@@ -157,12 +157,14 @@ def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
             axis.errorbar(idea["place"], at, yerr=ends, fmt="o", ms=4, capsize=2, lw=1, color=color)
         level += idea["confirmation"]["difference"] if idea["verdict"] == ADOPTED else 0.0
         levels.append(level)
-    edges = [idea["place"] - 0.5 for idea in ideas] + [len(ideas) + 0.5]
-    axis.step(edges, levels, where="post", color=COLORS[0], lw=1.5)
+    edges = [idea["place"] - 0.5 for idea in ideas] + [len(ideas) + 0.5, len(ideas) + 1]
+    axis.step(edges, [*levels, level], where="post", color=COLORS[0], lw=1.5)
     for verdict in dict.fromkeys(idea["verdict"] for idea in ideas):
         axis.plot([], [], "o", ms=4, color=_COLORS[verdict], label=verdict)
     axis.plot([], [], color=COLORS[0], label="baseline")
-    axis.set(xlabel="place in the stream", ylabel="change of val_loss, nats/token")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    unit = next((idea["unit"] for idea in ideas if idea["unit"]), "nats/token")
+    change = "change of val_loss, nats/token" if unit == "nats/token" else f"change of {printable(unit)}"
+    axis.set(xlabel="place in the stream", ylabel=change)
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(axis="y")
     legend(axis)

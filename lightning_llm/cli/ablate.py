@@ -21,7 +21,7 @@ from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.ladder import LADDER, SIZES, read_ladder
 from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
-from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.ablate.plan import PLAN, STREAM, Plan
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
 from lightning_llm.ablate.report import report_of
@@ -30,7 +30,7 @@ from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.runner import Runner
 from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
 from lightning_llm.ablate.slots import Slot
-from lightning_llm.ablate.stream import STREAM, Stream, finish, write_current
+from lightning_llm.ablate.stream import Stream, finish, write_current
 from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
 from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.accounting.sizing import SIZE_OPTIONS

@@ -15,7 +15,7 @@ import msgspec
 
 from lightning_llm.ablate.matching import Flops, Tokens, matches_in_words
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import PLAN, REPORT, Plan
+from lightning_llm.ablate.plan import PLAN, REPORT, STREAM, Plan
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
@@ -27,7 +27,6 @@ from lightning_llm.ablate.stream import (
     IDEAS,
     MOST_IDEAS,
     MOST_PAIRS_OF_IDEA,
-    STREAM,
     Stream,
     Verdict,
     asked_of,
@@ -277,7 +276,8 @@ def _is_new(out: Path) -> bool:
     """
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS, TREES, IGNORED} if STREAM not in names else set():
-        raise ValueError(f"{out} holds {sorted(other)[0]} and no {STREAM}: give a new folder, or that of a stream")
+        what = f"{sorted(other)[0]} and no {STREAM}" if PLAN not in names else "an experiment, and no stream"
+        raise ValueError(f"{out} holds {what}: give a new folder, or that of a stream")
     return not any((out / IDEAS).glob(f"*/{PLAN}"))
 
 

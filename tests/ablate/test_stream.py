@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.plan import STREAM
 from lightning_llm.ablate.results import results_of, run_seconds, trained_here
 from lightning_llm.ablate.stream import (
     CURRENT,
     FIRST,
-    STREAM,
     Asked,
     Stream,
     StreamRecord,

@@ -121,7 +121,7 @@ def test_the_staircase_goes_down_by_the_confirmed_difference(stream):
         draw(axes[0], stream_report(stream))
         axis = axes[0, 0]
         line = next(line for line in axis.lines if line.get_drawstyle() == "steps-post")
-        np.testing.assert_allclose(line.get_xdata(), [0.5, 1.5, 2.5])
-        np.testing.assert_allclose(line.get_ydata(), [0.0, -0.02, -0.02])
+        np.testing.assert_allclose(line.get_xdata(), [0.5, 1.5, 2.5, 3.0])
+        np.testing.assert_allclose(line.get_ydata(), [0.0, -0.02, -0.02, -0.02])
         dots = [container.lines[0].get_xydata()[0] for container in axis.containers]
     np.testing.assert_allclose(dots, [[1, -0.031], [2, -0.02 + 0.01]])
