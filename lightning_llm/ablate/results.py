@@ -239,7 +239,9 @@ def _mismatch(plan: Plan, program: Program, base: Result, other: Result) -> str:
     base_steps, steps = base.summary.get("steps"), other.summary.get("steps")
     if planned.steps == plan.variants[BASELINE].steps and base_steps != steps:
         return f"they have {base_steps} and {steps} steps"
-    excused = [*planned.excused]
-    excused += [] if program.promises.same_batches else [pairing.BATCHES, pairing.VALIDATION_BATCHES]
-    excused += [] if program.promises.same_initial_values else [pairing.INITIAL_VALUES]
+    promises = program.promises
+    fields = [] if promises.same_batches else [pairing.BATCHES, pairing.VALIDATION_BATCHES]
+    fields += [] if promises.same_initial_values else [pairing.INITIAL_VALUES]
+    told = base.summary.keys() | other.summary.keys()  # what a program tells unasked must agree too
+    excused = [*planned.excused, *(field for field in fields if field not in told)]
     return pairing.mismatch(base.summary, other.summary, excused)

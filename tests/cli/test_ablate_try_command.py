@@ -47,6 +47,7 @@ def edit(old, new):
     Path("train.py").write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 def test_ideas_of_a_command_are_its_options(repository, capsys):
     assert attempt(*OF_OPTIONS, "--vary", "lr=0.3", "--json") == 0
     verdict = json.loads(capsys.readouterr().out)
@@ -107,6 +108,7 @@ def test_a_mistake_is_one_line_and_leaves_no_stream(repository, capsys, words, s
     assert not Path("s").exists()
 
 
+@pytest.mark.slow
 def test_another_revision_or_command_than_the_first_is_refused(repository, capsys):
     edit("3 - args.lr", "3.0 - args.lr")
     assert attempt(*OF_TREE) == 3

@@ -122,9 +122,17 @@ class CommandProgram(Program):
         return Ended({}, f"{kind}: {read_json(folder / STATUS).get('reason', '')}")
 
     def in_order(self, needed: Sequence[RunKey]) -> Sequence[RunKey]:
-        """Seed by seed, the variants in random order: a program with a budget of time depends on the load."""
+        """Seed by seed, the variants in random order: a program with a budget of time depends on the load.
+
+        With the first seed, the baseline comes first: it shows whether the command is right.
+        """
         seeds = list(dict.fromkeys(run.seed for run in needed))
-        return sorted(needed, key=lambda run: (seeds.index(run.seed), digest([self.plan.hash, str(run)])))
+        first = self.plan.experiment.first_seed
+
+        def place(run: RunKey) -> tuple[int, str]:
+            return seeds.index(run.seed), "" if run.seed == first else digest([self.plan.hash, str(run)])
+
+        return sorted(needed, key=place)
 
     def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
         """What its pairs share, what runs left in their folders, and whether the load changes losses."""

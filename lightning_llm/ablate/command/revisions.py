@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -47,7 +48,7 @@ def resolved(command: Command, out: Path, excluded: Sequence[Path]) -> tuple[Com
     repository = Repository.of(Path(command.folder))
     store = command.store_in(out)
     is_new = not store.exists()
-    had_folder = out.exists()
+    missing = [path for path in (out, *out.parents) if not path.exists()]
     try:
         trees = store_of(command, out, excluded)
         found = {name: _looked_up(trees, tree) for name, tree in command.trees.items()}
@@ -59,7 +60,10 @@ def resolved(command: Command, out: Path, excluded: Sequence[Path]) -> tuple[Com
         notes = list(dict.fromkeys(_compared(trees, command, found)))
     except BaseException:
         if is_new:
-            remove_path(store if had_folder or command.is_shared else out)
+            remove_path(store if out not in missing or command.is_shared else out)
+        for path in missing:
+            with suppress(OSError):  # it is gone, or another experiment has begun there
+                path.rmdir()
         raise
     sources, interpreter = looked_up_imports(command, repository.root)
     return replace(command, trees=found, links=links, sources=tuple(sources), interpreter=interpreter), notes
@@ -151,7 +155,7 @@ def _is_environment(path: Path) -> bool:
 
 def _python_of(word: str, folder: Path) -> str | None:
     """The interpreter of a command; ``None``: it is none of Python's, as far as is known."""
-    path = shutil.which(word) or (str(folder / word) if (folder / word).is_file() else None)
+    path = str(folder / word) if os.sep in word else shutil.which(word)
     if path is None or Path(path).name.startswith("python"):
         return path
     try:

@@ -163,6 +163,8 @@ class Supervisor:
         port = str(_free_port())
         values = {**job.values, template.PORT: port, template.TREE: str(workplace.top)}
         words = template.expanded(job.words, values)
+        if os.sep in words[0] and (missed := workplace.missed_in(words[0])):
+            raise Refused(_advice_for(missed))
         output = Output(Pattern(job.read) if job.read else None)
         started = time.time()
         environment = {**workplace.environment, "MASTER_PORT": port}
@@ -171,6 +173,8 @@ class Supervisor:
             self._say(f"the program was ended by signal {-ended.status}, by somebody else: it starts again")
             return INTERRUPTED
         found = self._found(output, workplace)
+        if missed := workplace.missed_in(output.last):
+            self._problem = _advice_for(missed)
         failure = self._failure(ended, found, output)
         facts = {"started": started, "load": os.getloadavg()[0], "notes": workplace.leave(is_first=job.is_first)}
         if isinstance(workplace, TreeWorkplace):
@@ -400,6 +404,10 @@ def _read(descriptor: int, log: CappedLog, lines: _Lines) -> bool:
     log.write(data)
     lines.add(data)
     return bool(data)
+
+
+def _advice_for(missed: str) -> str:
+    return f"{missed} is in your folder, and not in its revision: if git ignores it, add --link {missed}"
 
 
 def _is_number(text: str | None) -> bool:

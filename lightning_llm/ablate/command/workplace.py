@@ -6,6 +6,7 @@ one. A tree is used again, after what the run before has left in it was moved aw
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ import msgspec
 
 from lightning_llm.ablate import hooked
 from lightning_llm.ablate.trees import Trees, link_signature, remove_folder
+from lightning_llm.io.atomic import remove_path
 from lightning_llm.io.records import read_record, write_record
 from lightning_llm.runs.lock import RunLock
 
@@ -57,6 +59,20 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
 
 
+class _Made(msgspec.Struct, frozen=True, kw_only=True):
+    """How a tree was made.
+
+    Attributes:
+        kept: The files that its set-up left.
+        links: As of :class:`Place`.
+        setup: As of :class:`Place`.
+    """
+
+    kept: list[str]
+    links: tuple[str, ...]
+    setup: tuple[str, ...]
+
+
 class Workplace:
     """The user's own folder, for one run.
 
@@ -84,6 +100,10 @@ class Workplace:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
+
+    def missed_in(self, line: str) -> str:
+        """The file or folder that an error of the program names, and that is in the user's folder only; or nothing."""
+        return ""
 
     def leave(self, *, is_first: bool) -> list[str]:
         """What a reader must know of the run, one line each, once it has ended.
@@ -136,20 +156,23 @@ class TreeWorkplace(Workplace):
         self.top = self._own / TREE
         self.folder = self.top / repository.prefix
         self.environment = self._environment()
-        if (self._own / KEPT).exists() and (self._own / IN_USE).exists():  # its run was killed
-            self._kept = read_record(self._own / KEPT, list[str])
-            self._trees.clean(self.top, self._own / LEFT, self._kept)
-            remove_folder(self._own / LEFT)
-        elif not (self._own / KEPT).exists():
-            if self.top.exists():  # killed while it was set up
+        made = read_record(self._own / KEPT, _Made) if (self._own / KEPT).exists() else None
+        if made is not None and (made.links, made.setup) != (place.links, place.setup):  # the command was corrected
+            remove_path(self._own / KEPT)
+            made = None
+        if made is None:
+            if self.top.exists():  # or it was killed while it was set up
                 remove_folder(self.top)
             self._trees.checkout(place.tree, self.top, place.links)
             if place.setup:
                 self._setup(place.setup, self.folder, self.environment, self._own / "setup.txt")
                 self._kept = self._trees.accept(self.top)
-            write_record(self._own / KEPT, self._kept)
+            write_record(self._own / KEPT, _Made(kept=self._kept, links=place.links, setup=place.setup))
         else:
-            self._kept = read_record(self._own / KEPT, list[str])
+            self._kept = made.kept
+            if (self._own / IN_USE).exists():  # its run was killed
+                self._trees.clean(self.top, self._own / LEFT, self._kept)
+                remove_folder(self._own / LEFT)
         self._signature = link_signature(self.top, place.links)
         (self._own / IN_USE).touch()
 
@@ -170,6 +193,16 @@ class TreeWorkplace(Workplace):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._lock is not None:
             self._lock.release()
+
+    def missed_in(self, line: str) -> str:
+        root, prefix = self._trees.repository.root, self._trees.repository.prefix
+        for name in re.findall(r"[\w./-]+", line):
+            path = Path(os.path.normpath(self.folder / name))
+            if not path.is_relative_to(self.top) or not (root / path.relative_to(self.top)).exists():
+                continue
+            if (missing := _missing_part(self.top, path)) is not None:
+                return os.path.relpath(root / missing, root / prefix)
+        return ""
 
     def leave(self, *, is_first: bool) -> list[str]:
         """Bring the tree back to what it was; see :meth:`Workplace.leave`."""
@@ -229,6 +262,12 @@ def remove_trees(store: Path, kept: Collection[str] = ()) -> None:
 
 def _is_below(path: str | Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _missing_part(top: Path, path: Path) -> Path | None:
+    """The first part of a path that a folder lacks, relative to it; ``None``: it has the whole path."""
+    parts = [*reversed(path.relative_to(top).parents), path.relative_to(top)]
+    return next((part for part in parts if not (top / part).exists()), None)
 
 
 def _listed(names: Sequence[str]) -> str:
