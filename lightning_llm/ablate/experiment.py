@@ -194,6 +194,9 @@ _NAME = check(
     "one line without control characters",
     lambda value: isinstance(value, str) and value == printable(value) and not {"\n", "\t"} & set(value),
 )
+_NAMED = check(
+    "a name on one line", lambda value: isinstance(value, str) and bool(value.strip(" -")) and value.isprintable()
+)
 _TUNED = check(
     "a number of the model that changes no initial value, such as model.optimizer.init_args.lr",
     lambda value: isinstance(value, str) and value.startswith("model.") and not value.startswith(ARCHITECTURE_PREFIX),
@@ -257,7 +260,7 @@ _FILE = record(
         "revisions": list_of(TEXT, MOST_VARIANTS),
         "unchanged": BOOL,
         "name": _NAME,
-        "metric": _NAME,
+        "metric": _NAMED,
         "metrics": _METRICS,
         "delta": maybe(_NUMBER),
         "alpha": ALPHA_RANGE,

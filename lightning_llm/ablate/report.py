@@ -151,7 +151,7 @@ def _start(loaded: Loaded, name: str) -> dict[str, Any] | None:
     """Initial values that a variant's runs share with the baseline's, and scales that differ."""
     base, own = (_summary(loaded, variant) for variant in (BASELINE, name))
     base_values, values = (summary.get(pairing.INITIAL_VALUES) for summary in (base, own))
-    if not base_values or not values:
+    if not base_values or not values or loaded.plan.experiment.command is not None:  # a command tells one hash of all
         return None
     same = [each for each, value in values.items() if base_values.get(each) == value]
     kept = sorted(each for each, rule in (own.get(pairing.INITIAL_RULES) or {}).items() if rule == pairing.KEPT)

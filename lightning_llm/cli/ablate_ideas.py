@@ -20,6 +20,7 @@ from lightning_llm.ablate.options import flat_options, folder_name, varied
 from lightning_llm.ablate.plan import file_hash
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.stream import Asked, Stream, StreamRecord, Verdict, begin, experiment_of_idea, settings
+from lightning_llm.ablate.trees import Trees
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_variants import command_in
 from lightning_llm.io.config_file import config_path, read_config
@@ -330,9 +331,12 @@ def patch_of(stream: Stream, verdict: Verdict) -> Path | None:
     return path.resolve() if path.is_file() else None
 
 
-def patch_lines(patch: Path | None, verdict: Verdict) -> list[str]:
+def patch_lines(stream: Stream, patch: Path | None, verdict: Verdict) -> list[str]:
     """Lines about the diff of an idea, and what takes it back if it was not adopted."""
     if patch is None:
         return []
-    back = [] if verdict.is_adopted else [f"To take it back: git apply -R {shell_path(patch)}"]
+    command = stream.record.asked.command
+    root = "." if command is None else Trees.read(stream.out / command.store).repository.root
+    take_back = f"To take it back: git -C {shell_path(root)} apply -R {shell_path(patch)}"
+    back = [] if verdict.is_adopted else [take_back]
     return [f"Its diff: {patch}", *back]

@@ -245,7 +245,7 @@ def _say(stream: Stream, verdict: Verdict, options: argparse.Namespace) -> int:
     if options.json:
         print(json_text({**msgspec.to_builtins(verdict), "patch": None if patch is None else str(patch)}), flush=True)
     else:
-        Console().say(*lines_of(verdict), *patch_lines(patch, verdict))
+        Console().say(*lines_of(verdict), *patch_lines(stream, patch, verdict))
     try:
         write_current(stream)
         write_stream_report(stream)

@@ -15,7 +15,7 @@ from lightning_llm.ablate.command.workplace import Place, remove_trees
 from lightning_llm.ablate.names import AGAIN, BASELINE, titled
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan, digest
-from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
+from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run, log_of
 from lightning_llm.ablate.run_process import THREADS, environment_of_run
 from lightning_llm.ablate.slots import Slot
 from lightning_llm.io.atomic import write_text
@@ -119,7 +119,8 @@ class CommandProgram(Program):
         kind = next((kind for kind in (DIVERGED, FAILED) if state.startswith(kind)), None)
         if kind is None:
             return None
-        return Ended({}, f"{kind}: {read_json(folder / STATUS).get('reason', '')}")
+        summary = read_summary(folder, ("seconds", "peak_memory_gib"))  # it took time, too
+        return Ended(summary, f"{kind}: {read_json(folder / STATUS).get('reason', '')}")
 
     def in_order(self, needed: Sequence[RunKey]) -> Sequence[RunKey]:
         """Seed by seed, the variants in random order: a program with a budget of time depends on the load.
@@ -164,7 +165,16 @@ class CommandProgram(Program):
 
     def problem(self, results: Mapping[RunKey, Any]) -> str:
         """What is wrong with a variant that ignores its seed, or that is not known to run its revision."""
-        return self._ignored_seed(results) or self._unused_revision(results)
+        return self._failed(results) or self._ignored_seed(results) or self._unused_revision(results)
+
+    def _failed(self, results: Mapping[RunKey, Any]) -> str:
+        """Whether the baseline fails with every seed: nothing can be compared with it."""
+        ended = [result for run, result in sorted(results.items()) if run.name in (BASELINE, AGAIN)]
+        if len(ended) < SEEDS_THAT_DIFFER or not all(result.has_failed for result in ended):
+            return ""
+        last = ended[-1]
+        log = log_of(self.plan, last.run)
+        return f"all {len(ended)} runs of the baseline failed, the last one so: {last.failure}; see {log}"
 
     def _unused_revision(self, results: Mapping[RunKey, Any]) -> str:
         """Whether the code of a revision may not be used at all: nothing is imported, and nothing differs."""

@@ -49,6 +49,7 @@ SAMPLE_S = 0.5
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 16
 LONGEST_SHOWN = 300
+TICK_S = 0.02  # how far the clock of files may be behind
 DRAIN_S = 1.0  # what somebody else who has the output still prints
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by somebody, not by the program
 INTERRUPTED = 143  # exit status: the run has no result, and may start again
@@ -172,7 +173,7 @@ class Supervisor:
         if ended.status < 0 and -ended.status in KILLS and not ended.timed_out and self._was_first_kill():
             self._say(f"the program was ended by signal {-ended.status}, by somebody else: it starts again")
             return INTERRUPTED
-        found = self._found(output, workplace)
+        found = self._found(output, workplace, started)
         if missed := workplace.missed_in(output.last):
             self._problem = _advice_for(missed)
         failure = self._failure(ended, found, output)
@@ -280,14 +281,16 @@ class Supervisor:
 
     # ---- what came out
 
-    def _found(self, output: Output, workplace: Workplace) -> list[Match]:
+    def _found(self, output: Output, workplace: Workplace, started: float) -> list[Match]:
         """All values of the metric."""
         job = self._job
         if job.read:
             return output.found
         folder = self._files if any(f"{{{template.RUN}}}" in word for word in job.words) else workplace.folder
-        output.told |= told_in(folder / job.file)
         try:
+            if (folder / job.file).stat().st_mtime < started - TICK_S:  # of an earlier run
+                raise FileNotFoundError
+            output.told |= told_in(folder / job.file)
             return number_in(folder / job.file, job.key)
         except FileNotFoundError:
             self._problem = f"it wrote no {job.file}"

@@ -210,3 +210,12 @@ def test_a_program_that_is_not_there_is_one_line(job):
     status, _, last = ended(run)
     assert status == 1
     assert last.startswith("'/nowhere/python' cannot be started in ")
+
+
+def test_a_file_of_an_earlier_run_is_no_result(job, tmp_path):
+    result = tmp_path / "work" / "r.json"
+    result.write_text('{"loss": 1}')
+    os.utime(result, (1, 1))
+    run = job("pass", read="", file="r.json", key="loss")
+    run = msgspec.structs.replace(run, words=run.words[:-1])  # without a folder of its own
+    assert ended(run)[1].endswith("it printed nothing; it wrote no r.json)")
