@@ -369,7 +369,7 @@ def test_a_baseline_that_fails_with_every_seed_stops_the_experiment(tmp_path, mo
     words = ["--command", "python run.py {seed} {options}", "--read", "loss {number}", "--vary", "x=1"]
     assert main(["ablate", "run", *words]) == 2
     said = capsys.readouterr().err
-    assert "all 3 runs of the baseline failed, the last one so: failed: exit status 1, loss 1; see " in said
+    assert "all 3 runs of the baseline failed, the last one so: failed: exit status 1, loss 0; see " in said
     assert len(list(Path("runs/ablate/runs").glob("*/summary.json"))) < 8
 
 
