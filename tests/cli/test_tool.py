@@ -44,7 +44,10 @@ def test_a_wrong_option_is_one_line(words, says, capsys):
         (["data", "verfy", "x"], "; did you mean verify? (docs/data.md)"),
         (["generate", "x", "--top_k", "3"], "unrecognized arguments: --top_k 3; did you mean --top-k? (docs/"),
         (["ablate", "extend", "x", "--pairs", "3", "--variant", "a"], "; did you mean --variants? (docs/ablate.md)"),
-        (["ablate", "try", "x"], "give --baseline CONFIG and --vary OPTION=VALUE to begin it, or --command TEXT (docs/stream.md)"),
+        (
+            ["ablate", "try", "x"],
+            "give --baseline CONFIG and --vary OPTION=VALUE to begin it, or --command TEXT (docs/stream.md)",
+        ),
     ],
 )
 def test_the_nearest_name_and_the_page_of_the_action_are_named(words, says, capsys, tmp_path, monkeypatch):
