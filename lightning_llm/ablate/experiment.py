@@ -157,7 +157,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     def most_runs(self, extensions: int = 0) -> int:
         """The most runs of all variants: the null one ends with the first look, and tuned ones are compared again."""
         pairs = self.looks[-1] * (1 if self.tune is None else 2)
-        return 1 + self.looks[0] + (1 + len(self.variants)) * pairs + self.runs_of_tuning(extensions)
+        nulls = self.looks[0] if self.command is None else 0
+        return 1 + nulls + (1 + len(self.variants)) * pairs + self.runs_of_tuning(extensions)
 
     def seeds_in_tuning(self, pairs: int) -> str:
         """Whether this many pairs would use the seeds of tuning, in words; empty if not."""

@@ -98,7 +98,7 @@ def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
 
 def _footer(report: Mapping[str, Any]) -> str:
     facts = {name: value for name, value in report["environment"].items() if value is not None}
-    facts |= {"commit": report["commit"]} if report["commit"] else {}
+    facts |= {"lightning-llm": report["commit"]} if report["commit"] else {}
     environment = "; ".join(f"{name} {value}" for name, value in facts.items())
     return f'<p class="soft">{text(environment)}</p><p class="soft">Plan {report["plan"]}</p>'
 

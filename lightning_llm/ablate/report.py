@@ -151,7 +151,7 @@ def _start(loaded: Loaded, name: str) -> dict[str, Any] | None:
     """Initial values that a variant's runs share with the baseline's, and scales that differ."""
     base, own = (_summary(loaded, variant) for variant in (BASELINE, name))
     base_values, values = (summary.get(pairing.INITIAL_VALUES) for summary in (base, own))
-    if not base_values or not values or loaded.plan.experiment.command is not None:  # a command tells one hash of all
+    if not base_values or not values:
         return None
     same = [each for each, value in values.items() if base_values.get(each) == value]
     kept = sorted(each for each, rule in (own.get(pairing.INITIAL_RULES) or {}).items() if rule == pairing.KEPT)
@@ -169,7 +169,8 @@ def _variant(loaded: Loaded, name: str) -> dict[str, Any]:
     tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
     row = _numbers(loaded, state.verdicts.get(name), BASELINE, name) | _of_variant(loaded, name)
     row["options"] = loaded.plan.experiment.variants[name]
-    row["start"] = _start(loaded, name)
+    is_command = loaded.plan.experiment.command is not None  # it tells one hash of all parameters
+    row["start"] = None if is_command else _start(loaded, name)
     if tuned is None:
         return {**row, "tuned": None}
     base_name, own_name = (loaded.tuned_name(variant) for variant in (BASELINE, name))

@@ -618,6 +618,10 @@ class Trees:
         """The paths that differ, deleted ones included."""
         return _names(self._diff("--name-only", "-z", "--no-renames", old, new))
 
+    def added_files(self, old: str, new: str) -> list[str]:
+        """The paths that only the new tree has."""
+        return _names(self._diff("--name-only", "-z", "--no-renames", "--diff-filter=A", old, new))
+
     def _diff(self, *words: str) -> bytes:
         return self._ours("diff-tree", "-r", "--no-ext-diff", "--no-textconv", "--no-color", *words)
 

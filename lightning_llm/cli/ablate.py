@@ -156,6 +156,8 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
 
 def _run(options: argparse.Namespace) -> None:
     if options.experiment is not None and Path(options.experiment).is_dir():
+        if not (Path(options.experiment) / LADDER).exists():
+            Plan.read(Path(options.experiment))  # or it is no folder of an experiment
         if options.of_fit or options.reuse or _compared(options) or _overriding(options):
             raise ValueError(f"{options.experiment} has a frozen plan: only --workers can be given with it")
         if options.dry_run:

@@ -3,6 +3,7 @@
 import abc
 import argparse
 import dataclasses
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.matching import Flops, Tokens
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.options import flat_options, folder_name, varied
-from lightning_llm.ablate.plan import file_hash
+from lightning_llm.ablate.plan import Plan, file_hash
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.stream import Asked, Stream, StreamRecord, Verdict, begin, experiment_of_idea, settings
 from lightning_llm.ablate.trees import Trees
@@ -29,6 +30,7 @@ from lightning_llm.io.shell import shell_path
 if TYPE_CHECKING:
     from lightning_llm.ablate.fit.variant import Variant
 
+STORE = "trees"  # in the folder of a stream
 TREE_NAME = 12  # digits of a tree's hash in the name of an idea
 
 
@@ -261,7 +263,7 @@ class CommandIdeas(Ideas):
             base[TREE] = baseline.hash
         self._command = command
         asked = Asked(command=command, metric=metric)
-        return First(StreamRecord(asked=asked, environment=planning.environment(), **fields), base, None)
+        return First(StreamRecord(asked=asked, environment=planning.environment(command), **fields), base, None)
 
     def experiment(self, stream: Stream) -> Experiment:
         """The next idea, on the options and the tree of the baseline as it is now."""
@@ -294,7 +296,12 @@ class CommandIdeas(Ideas):
         """Refuse another device."""
         from lightning_llm.ablate.command import planning
 
-        stream.refuse_changed(planning.environment(), {})
+        command = stream.record.asked.command
+        assert command is not None
+        stream.refuse_changed(planning.environment(command), {})
+        if stream.unfinished is not None and command.trees:
+            idea = f"{stream.unfinished.name} has no verdict yet, and is continued as it was"
+            ablate_run.say([f"{idea}: edits since then are not looked at; --give-up ends it"])
 
     def known(self, stream: Stream, experiment: Experiment) -> Verdict | None:
         """The verdict of the same tree on the same baseline, if it has one."""
@@ -332,11 +339,20 @@ def patch_of(stream: Stream, verdict: Verdict) -> Path | None:
 
 
 def patch_lines(stream: Stream, patch: Path | None, verdict: Verdict) -> list[str]:
-    """Lines about the diff of an idea, and what takes it back if it was not adopted."""
-    if patch is None:
+    """Lines about the diff of an idea, and what takes it back if it was not adopted.
+
+    Files that only the idea has stay: they may be the user's, and were there before.
+    """
+    command = Plan.read(stream.folder(verdict)).experiment.command
+    if patch is None or command is None:
         return []
-    command = stream.record.asked.command
-    root = "." if command is None else Trees.read(stream.out / command.store).repository.root
-    take_back = f"To take it back: git -C {shell_path(root)} apply -R {shell_path(patch)}"
-    back = [] if verdict.is_adopted else [take_back]
-    return [f"Its diff: {patch}", *back]
+    lines = [f"Its diff: {patch}"]
+    if verdict.is_adopted:
+        return lines
+    trees = Trees.read(stream.out / STORE)
+    added = trees.added_files(command.trees[BASELINE].hash, command.trees[verdict.name].hash)
+    kept = "".join(f"{shlex.quote(f'--exclude={path}')} " for path in added)
+    lines.append(f"To take it back: git -C {shell_path(trees.repository.root)} apply -R {kept}{shell_path(patch)}")
+    if added:
+        lines.append(f"That keeps its new files ({', '.join(added[:5])}): delete those that belong to the idea.")
+    return lines

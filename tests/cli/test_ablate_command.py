@@ -380,3 +380,18 @@ def test_a_metric_needs_a_name(tmp_path, monkeypatch, capsys, metric):
     assert main(["ablate", "run", *words, f"--metric={metric}"]) == 2
     assert "metric is " in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_code_that_was_edited_meanwhile_is_no_part_of_an_option_experiment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("part.py").write_text("LOSS = 3\n")
+    Path("run.py").write_text("import sys, part\nprint('loss', part.LOSS + hash(str(sys.argv)) % 1000 / 1e5)\n")
+    words = ["ablate", "run", "--command", "python run.py {seed} {options}", "--read", "loss {number}", "--vary", "x=1"]
+    assert main([*words, "--pairs", "2"]) == 0
+    Path("part.py").write_text("LOSS = 4\n")
+    assert main(["ablate", "extend", "runs/ablate", "--pairs", "2"]) == 2
+    assert "is no longer that of the plan, which would mix two versions" in capsys.readouterr().err
+    assert main([*words, "--pairs", "2"]) == 2
+    assert "has a plan with another code of the baseline" in capsys.readouterr().err
+    assert main([*words, "--pairs", "2", "--name", "second"]) == 0
+    assert "not independent" not in capsys.readouterr().err

@@ -66,13 +66,15 @@ def test_ideas_of_a_command_are_its_options(repository, capsys):
 def test_ideas_are_the_code_of_the_working_tree(repository, capsys):
     before = git("status", "--porcelain"), git("rev-parse", "HEAD")
     edit("3 - args.lr", "3.0 - args.lr")
+    Path("notes.txt").write_text("mine")
     assert attempt(*OF_TREE) == 3
     said = capsys.readouterr().out
     assert "rejected (place 1 of the stream)" in said
     assert "its runs are bit-identical to the baseline's" in said
     back = next(line for line in said.splitlines() if line.startswith("To take it back: ")).partition(": ")[2]
     subprocess.run(back, shell=True, check=True)
-    assert Path("train.py").read_text() == PROGRAM
+    assert (Path("train.py").read_text(), Path("notes.txt").read_text()) == (PROGRAM, "mine")
+    Path("notes.txt").unlink()
     edit("3 - args.lr", "2.9 - args.lr")
     assert attempt() == 0
     assert "adopted (place 2 of the stream)" in capsys.readouterr().out
@@ -128,5 +130,6 @@ def test_an_idea_whose_program_fails_can_be_given_up(repository, capsys):
     assert "NameError: name 'nothing' is not defined" in capsys.readouterr().err
     edit("nothing - args.lr", "3.1 - args.lr")
     assert attempt() == 1  # the idea that waits is the old one
+    assert "edits since then are not looked at; --give-up ends it" in capsys.readouterr().err
     assert attempt("--give-up") == 3
     assert attempt() == 3

@@ -15,6 +15,7 @@ from lightning_llm.ablate.command import revisions, template, timing
 from lightning_llm.ablate.command.process import is_executable
 from lightning_llm.ablate.command.program import OPTIONS, TREE, CommandProgram
 from lightning_llm.ablate.command.settings import Command, Tree
+from lightning_llm.ablate.command.source import code_of
 from lightning_llm.ablate.experiment import UNCHANGED, Experiment
 from lightning_llm.ablate.matching import Time, Tokens
 from lightning_llm.ablate.names import BASELINE, titled
@@ -24,12 +25,9 @@ from lightning_llm.ablate.reuse import Identity
 from lightning_llm.ablate.slots import threads_for, visible_gpus
 from lightning_llm.ablate.trees import Repository, link_signature
 from lightning_llm.io.untrusted import shown
-from lightning_llm.runs.code import code_in
 
 STORE_OF_IDEA = "../../trees"  # of all ideas of a stream, from the folder of each
-MOST_CODE = 2_000  # files
 GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd")
-LARGEST_CODE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,14 +81,12 @@ class CommandDraft(Draft):
         return variants, configs
 
     def _identities(self, threads: int) -> dict[str, Identity]:
-        """What decides the bits of each variant's runs, as far as is known; none for too much code to read."""
+        """What decides the bits of each variant's runs, as far as is known."""
         command = self.experiment.command
         assert command is not None
         root = Path(command.folder) if not command.trees else repository_root(command)
         linked = link_signature(root, command.links)
-        code = {} if command.trees else all_code(Path(command.folder))
-        if not command.trees and not code:
-            return {}
+        code = code_of(command)
         fixed = msgspec.to_builtins(replace(command, trees={}, store="", folder=""))
         return {
             name: Identity(
@@ -127,9 +123,14 @@ def draft_of(experiment: Experiment, stream: Path | None = None) -> CommandDraft
         out = Path(experiment.folder)
         command, notes = revisions.resolved(command, out, [stream or out])
         experiment = replace(experiment, command=command)
+    code = code_of(command)
+    if not command.is_isolated:
+        notes.append("runs share one folder, so that one trains at a time: {run} in the command gives each its own")
     asked: dict[str, Any] = {}
     for name, own in options.items():
         content = {OPTIONS: {**experiment.options, **own}, "command": list(command.words)}
+        if not command.trees:
+            content["code"] = code_hash(code)
         if name in command.trees:
             content[TREE] = command.trees[name].hash
         other = next((each for each in asked if asked[each] == content), None)
@@ -138,7 +139,7 @@ def draft_of(experiment: Experiment, stream: Path | None = None) -> CommandDraft
             raise ValueError(f"{name} equals {titled(other)}, which has the same {same}: leave it out")
         asked[name] = content
     program = CommandProgram.name
-    return CommandDraft(program=program, experiment=experiment, options=asked, code=code_of(command), notes=notes)
+    return CommandDraft(program=program, experiment=experiment, options=asked, code=code, notes=notes)
 
 
 def first_tree(command: Command, stream: Path) -> Tree:
@@ -157,9 +158,10 @@ def working_tree(command: Command, stream: Path) -> Tree:
     return Tree(hash=revisions.store_of(command, stream, [stream]).snapshot())
 
 
-def environment() -> dict[str, str]:
-    """The environment that all runs of a stream share."""
-    return {"device": "cuda" if any(map(os.path.exists, GPU_DEVICES)) else "cpu"}
+def environment(command: Command) -> dict[str, str]:
+    """The environment that all runs of a stream share: the device, and the code if it is not that of trees."""
+    code = {} if command.trees else {"code": code_hash(code_of(command))[:16]}
+    return {"device": "cuda" if any(map(os.path.exists, GPU_DEVICES)) else "cpu", **code}
 
 
 def keys_of(command: Command, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,19 +195,3 @@ def _refuse_unavailable(experiment: Experiment) -> None:
 def repository_root(command: Command) -> Path:
     """The top of the repository that a command starts in."""
     return Repository.of(Path(command.folder)).root
-
-
-def all_code(folder: Path) -> dict[str, Path]:
-    """The Python files below a folder; none if there are very many."""
-    code = code_in(folder)
-    return code if len(code) <= MOST_CODE else {}
-
-
-def code_of(command: Command) -> dict[str, Path]:
-    """The files of code that a command names, by their path in its folder: a plan keeps a copy of them."""
-    if command.trees:
-        return {}
-    folder = Path(command.folder)
-    named = [Path(word) for word in command.words if not Path(word).is_absolute()]
-    files = {path.as_posix(): folder / path for path in named if ".." not in path.parts}
-    return {name: path for name, path in files.items() if path.is_file() and path.stat().st_size <= LARGEST_CODE}

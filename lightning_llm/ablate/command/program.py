@@ -10,11 +10,12 @@ from lightning_llm.ablate.command.process import SupervisedProcess
 from lightning_llm.ablate.command.reading import TOLD
 from lightning_llm.ablate.command.revisions import write_diffs
 from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.source import code_of
 from lightning_llm.ablate.command.supervise import CURVE, Job
 from lightning_llm.ablate.command.workplace import Place, remove_trees
 from lightning_llm.ablate.names import AGAIN, BASELINE, titled
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import Plan, digest
+from lightning_llm.ablate.plan import Plan, code_hash, digest
 from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run, log_of
 from lightning_llm.ablate.run_process import THREADS, environment_of_run
 from lightning_llm.ablate.slots import Slot
@@ -48,6 +49,9 @@ class CommandProgram(Program):
         """Start a run, with a supervisor of its own."""
         command = self.command
         variant = run.key.name
+        if not command.trees and code_hash(code_of(command)) != self.plan.record.code:
+            problem = f"the code in {command.folder} is no longer that of the plan, which would mix two versions"
+            raise ValueError(f"{problem}: restore it from {self.tree}, or begin another experiment with another --name")
         options = {**self.plan.experiment.options, **read_config(run.config)[OPTIONS]}
         device = self.plan.record.accelerator
         files = self.plan.out.resolve() / FILES / f"{file_name(variant).replace('=', '-')}-{run.key.seed}"
@@ -204,6 +208,8 @@ class CommandProgram(Program):
                 seeds = " and ".join(str(result.run.seed) for result in ended[: 2 if is_one else None])
                 problem = f"{titled(name)} has the same {experiment.metric} {losses[0]:g} with seeds {seeds}"
                 advice = "put {seed} where the command takes its seed, or give --reseed, under another --name"
+                if self.command.reseed:
+                    advice = "the program sets no seed that --reseed moves: give it an option, and put {seed} there"
                 return f"{problem}: the seed does nothing, and such runs have no spread: {advice}"
         return ""
 

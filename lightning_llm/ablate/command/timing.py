@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from lightning_llm.ablate.command.program import OPTIONS, CommandProgram
 from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.source import code_of
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import CONFIGS, Plan, PlannedVariant, PlanRecord
+from lightning_llm.ablate.plan import CONFIGS, Plan, PlannedVariant, PlanRecord, code_hash
 from lightning_llm.ablate.run_process import last_line
 from lightning_llm.ablate.slots import slots_for
 from lightning_llm.io.atomic import remove_path, write_text
@@ -72,7 +73,12 @@ def scaled(
     asked = replace(experiment, out=str(out), command=moved, first_seed=FIRST_SEED)
     variants = dict.fromkeys(configs, PlannedVariant())
     record = PlanRecord(
-        experiment=asked, variants=variants, program=CommandProgram.name, threads=threads, accelerator=accelerator
+        experiment=asked,
+        variants=variants,
+        program=CommandProgram.name,
+        code=code_hash(code_of(command)),
+        threads=threads,
+        accelerator=accelerator,
     )
     plan = Plan(out, record)
     for name, config in configs.items():
