@@ -271,7 +271,7 @@ def test_the_command_line_names_its_variants(folder, monkeypatch):
             "match is 'size', expected one of tokens, flops, time, parameters=model.architecture.NAME",
         ),
         (["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--first-seed", "-1"], "seeds.first is -1, expected"),
-        (["run", ".", "--match", "tokens"], ". has a frozen plan: only --workers can be given with it"),
+        (["run", ".", "--match", "tokens"], ". holds no plan.json: give the folder of an experiment"),
         (["run", "exp.yaml", "--workers", "0"], "--workers must be at least 1, got 0"),
         (["run", "exp.yaml", "--data.seed", "3"], "--data.seed is set by the experiment: leave it out"),
         (["status", "out", "--trainer.max_steps=3"], "--trainer.max_steps=3 is an option of fit: only ablate run"),
