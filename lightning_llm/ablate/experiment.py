@@ -143,6 +143,11 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         """The same with the default looks up to this many pairs."""
         return replace(self, stop=Looks(pairs=_cut(LOOKS, pairs, self.name), half_width=self.half_width))
 
+    @property
+    def null_runs(self) -> int:
+        """How many runs the null variant has: a command has none."""
+        return self.looks[0] if self.command is None else 0
+
     def seeds(self, pairs: int) -> range:
         """The seeds of this many pairs."""
         return range(self.first_seed, self.first_seed + pairs)
@@ -157,8 +162,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     def most_runs(self, extensions: int = 0) -> int:
         """The most runs of all variants: the null one ends with the first look, and tuned ones are compared again."""
         pairs = self.looks[-1] * (1 if self.tune is None else 2)
-        nulls = self.looks[0] if self.command is None else 0
-        return 1 + nulls + (1 + len(self.variants)) * pairs + self.runs_of_tuning(extensions)
+        return 1 + self.null_runs + (1 + len(self.variants)) * pairs + self.runs_of_tuning(extensions)
 
     def seeds_in_tuning(self, pairs: int) -> str:
         """Whether this many pairs would use the seeds of tuning, in words; empty if not."""

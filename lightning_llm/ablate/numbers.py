@@ -18,11 +18,9 @@ from lightning_llm.io.console import Console
 from lightning_llm.io.untrusted import shown
 from lightning_llm.statistics import verdict as rule
 from lightning_llm.statistics.design import FEWEST
-from lightning_llm.statistics.paired_gain import Gain, gain
 from lightning_llm.statistics.verdict import Sample, Verdict
 
 VERSION = 1  # of ``to_dict``
-FEWEST_OF_GAIN = 3  # pairs that have a correlation
 # The sign-flip test takes a millisecond per pair from 21 pairs on.
 MOST_RUNS = 10_000
 COLUMNS = 100  # of the text
@@ -48,12 +46,10 @@ class Verdicts(Mapping[str, Verdict]):
 
     Attributes:
         verdicts: The numbers of each variant, as ``ablate`` has them.
-        gains: What pairing gained for each variant; ``None`` without pairs, below three of them, or without spread.
         report: What words, table, and plot are made of, with the fields of ``report.json``.
     """
 
     verdicts: dict[str, Verdict]
-    gains: dict[str, Gain | None]
     report: dict[str, Any]
 
     def __getitem__(self, name: str) -> Verdict:
@@ -98,7 +94,7 @@ class Verdicts(Mapping[str, Verdict]):
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for JSON: settings, and those of each variant."""
         fields = ("metric", "baseline", "delta", "alpha", "unpaired", "seeds", "interval")
-        of_row = [field.name for field in dataclasses.fields(Verdict)] + ["runs", "gain", "by_seed"]
+        of_row = [field.name for field in dataclasses.fields(Verdict)] + ["runs", "by_seed"]
         rows = self.report["variants"]
         variants = {name: {field: row[field] for field in of_row} for name, row in rows.items()}
         return {"version": VERSION, **{field: self.report[field] for field in fields}, "variants": variants}
@@ -192,8 +188,7 @@ def verdict_of(
     base = sides.pop(baseline)
     samples = {name: Sample(base, side, is_paired=not unpaired) for name, side in sides.items()}
     found = rule.verdicts(samples, delta=delta, alpha=alpha)
-    gains = {name: _gain(samples[name], each) for name, each in found.items()}
-    rows = {name: _row(each, samples[name], gains[name], seeds) for name, each in found.items()}
+    rows = {name: _row(each, samples[name], seeds) for name, each in found.items()}
     title = f"{losses.metric} of {listed(found)}, compared with {baseline}"
     is_numbered = losses.has_seeds and all(isinstance(seed, int) for seed in seeds)
     report = {
@@ -216,7 +211,7 @@ def verdict_of(
         "aa": {"replay_difference": None, "null": None},
         "diverged_runs": {},
     }
-    return Verdicts(found, gains, report)
+    return Verdicts(found, report)
 
 
 SOURCE = "losses"  # in messages about an argument
@@ -297,17 +292,7 @@ def _check_pairs(losses: Losses, baseline: str, name: str, runs: BySeed) -> None
     raise ValueError(f"{losses.source} has no run of {shown(without)} with {which}, and {shown(with_it)} has: {advice}")
 
 
-def _gain(sample: Sample, found: Verdict) -> Gain | None:
-    if found.noise is None:
-        return None
-    sides = zip(sample.baseline, sample.variant, strict=True)
-    complete = [(base, own) for base, own in sides if base is not None and own is not None and math.isfinite(base)]
-    if len(complete) < FEWEST_OF_GAIN:
-        return None
-    return gain([base for base, _ in complete], [own for _, own in complete])
-
-
-def _row(found: Verdict, sample: Sample, gained: Gain | None, seeds: Sequence[Any]) -> dict[str, Any]:
+def _row(found: Verdict, sample: Sample, seeds: Sequence[Any]) -> dict[str, Any]:
     """A variant in a report."""
     values = ([None if math.isnan(value) else value for value in side] for side in (sample.baseline, sample.variant))  # type: ignore[arg-type]
     pairs = zip(seeds, *values, strict=True) if sample.is_paired else ()
@@ -321,7 +306,6 @@ def _row(found: Verdict, sample: Sample, gained: Gain | None, seeds: Sequence[An
         "by_seed": by_seed,
         "runs": runs,
         "runs_of_sides": None if sample.is_paired else runs,
-        "gain": None if gained is None else dataclasses.asdict(gained) | {"sentence": gained.sentence},
         **{"tuned": None, "further_pairs": None, "window_error": None, "secondary": {}},
     }
 

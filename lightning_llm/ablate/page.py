@@ -160,7 +160,7 @@ def _measured_table(report: Mapping[str, Any]) -> str:
 
 
 def _diff(name: str, stat: str) -> str:
-    """What a revision changes: git's summary, and a link to all of it."""
+    """Git's summary of the changes in a revision, and a link to all of them."""
     link = f"diffs/{quote(name)}.patch"
     return f'<p>{text(name)}: <a href="{escape(link)}">the whole diff</a></p><pre>{text(stat)}</pre>'
 

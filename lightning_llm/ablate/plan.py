@@ -30,6 +30,7 @@ from lightning_llm.runs.code import code_in
 
 PLAN, EXTENSIONS, CONFIGS, CODE = "plan.json", "extensions.json", "configs", "code"
 RUNS, LOGS, REPORT = "runs", "logs", "report.json"
+DIFFS = "diffs"  # what each variant changes, if they are revisions of a repository
 STREAM = "stream.json"  # in the folder of a stream, whose ideas are experiments below it
 REUSED_FROM = "reused_from"  # in the folder of a run whose files are links: the name of the experiment that has it
 LARGEST_FILE = 256 * MIB  # of code
@@ -104,6 +105,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
         threads: Of each run.
         accelerator: ``cpu`` or ``cuda``.
         most_runs: How many runs may train at a time; ``None``: as many as have a slot.
+        gpus_per_run: How many each run sees, if it uses any.
         start_folder: Where the runs start; paths in their options are relative to it.
         text: What they train on; empty: not known.
         validation: How much of the validation text each run's metric is of; empty: not known.
@@ -122,6 +124,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     accelerator: str = "cpu"
     most_runs: int | None = None
+    gpus_per_run: int = 1
     start_folder: str = "."
     text: str = ""
     validation: str = ""

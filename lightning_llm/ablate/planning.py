@@ -56,6 +56,7 @@ class Settled(NamedTuple):
         identities: What decides the bits of their runs; none for variants whose runs are never reused.
         configs: The options of each.
         most_runs: How many may train at a time; ``None``: as many as have a slot.
+        gpus_per_run: How many each run sees, if it uses any.
     """
 
     threads: int
@@ -66,6 +67,7 @@ class Settled(NamedTuple):
     identities: Mapping[str, Identity]
     configs: Mapping[str, Any]
     most_runs: int | None = None
+    gpus_per_run: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ def plan_of(draft: Draft, workers: int | None, *, reuse: str = REUSES[0], predic
     out = Path(draft.experiment.folder)
     if (plan := _kept(out, draft)) is not None:
         return plan
-    if leftovers := [name for name in (RUNS, COST) if (out / name).exists()]:
+    if not (out / PLAN).exists() and (leftovers := [name for name in (RUNS, COST) if (out / name).exists()]):
         raise ValueError(f"{out} has {leftovers[0]} of an experiment without {PLAN}: give another --out")
     settled = draft.settle(workers)
     record = _record_of(draft, settled, reuse, prediction)
@@ -134,6 +136,8 @@ def plan_of(draft: Draft, workers: int | None, *, reuse: str = REUSES[0], predic
     try:
         if (plan := _kept(out, draft)) is not None:
             return plan
+        for name in (RUNS, claims.CLAIMS, EXTENSIONS, PLAN):  # of a plan that nothing has come of
+            remove_path(out / name)
         return freeze(out, record, settled.configs, draft.code)
     finally:
         lock.release()
@@ -158,6 +162,7 @@ def _record_of(draft: Draft, settled: Settled, reuse: str, prediction: str) -> P
         threads=settled.threads,
         accelerator=settled.accelerator,
         most_runs=settled.most_runs,
+        gpus_per_run=settled.gpus_per_run,
         start_folder=str(Path.cwd()),
         text=settled.text,
         validation=settled.validation,
@@ -184,8 +189,6 @@ def _kept(out: Path, draft: Draft) -> Plan | None:
     plan = Plan.read(out)
     if difference := _difference(plan, draft):
         if not _has_begun(plan):
-            for name in (RUNS, claims.CLAIMS, EXTENSIONS, PLAN):
-                remove_path(out / name)
             return None
         command = f"lightning-llm ablate run {shell_path(plan.out)}"
         advice = f"give another --name or --out, or finish this one as it is: {command}"

@@ -143,7 +143,7 @@ class Program(abc.ABC):
         return needed
 
     def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
-        """What a reader of the report must know of the runs, one line each."""
+        """Lines that a reader of the report needs about the runs."""
         return []
 
     def start_measuring(self, log: Path) -> Process | None:

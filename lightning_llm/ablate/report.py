@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from lightning_llm.ablate.command.revisions import DIFFS
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
+from lightning_llm.ablate.plan import DIFFS
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.results import Loaded, losses_of, run_seconds, trained_here
 from lightning_llm.io.untrusted import MIB, read_text

@@ -111,7 +111,7 @@ def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequen
 def runs_of(experiment: Experiment, expected: Outlook) -> int:
     """How many runs an experiment takes on average, if all variants have the same true difference."""
     variants = len(experiment.variants)
-    first = experiment.looks[0] if experiment.command is None else 0  # of the null variant
+    first = experiment.null_runs
     pairs = expected.longest(variants) + variants * expected.pairs  # the baseline trains until the last variant ends
     families = 1 if experiment.tune is None else 2
     return round(1 + first + families * pairs + experiment.runs_of_tuning())

@@ -79,8 +79,7 @@ def slots_for(plan: Plan, max_runs: int | None) -> list[Slot]:
     threads = plan.record.threads
     most = plan.record.most_runs
     max_runs = max_runs if most is None else min(most, max_runs or most)
-    command = plan.experiment.command
-    per_run = 1 if command is None else command.gpus_per_run
+    per_run = plan.record.gpus_per_run
     gpus = [",".join(gpus[first : first + per_run]) for first in range(0, len(gpus) - per_run + 1, per_run)]
     if is_cuda and not gpus:
         raise ValueError(f"{plan.out}: --gpus-per-run {per_run} is more than the {len(visible_gpus())} visible here")

@@ -243,7 +243,7 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
     robust = row["robust"]
     if noise is None:
         return
-    facts = _of_pairing(row, noise) if row.get("gain") is None else [row["gain"]["sentence"]]
+    facts = _of_pairing(row, noise)
     facts.append(f"median difference {signed(robust['median'])}")
     reach = "" if robust["smallest_p"] <= alpha else f" (smallest possible: {robust['smallest_p']:.2g})"
     facts.append(f"sign-flip p {robust['sign_flip_p']:.2g}{reach}")
@@ -257,7 +257,9 @@ def _pairs_lines(name: str, row: Mapping[str, Any], alpha: float) -> Iterator[st
 
 def _of_pairing(row: Mapping[str, Any], noise: Mapping[str, Any]) -> list[str]:
     """The spread of the pairs, and what pairing did, with their intervals."""
-    facts = [f"standard deviation of a pair {_with_interval(row['sd'], noise['sd_interval'])}"]
+    unpaired = noise.get("unpaired_sd")  # reports of earlier versions have none
+    beside = "" if unpaired is None else f", without pairing {unpaired:.2g}"
+    facts = [f"standard deviation of a pair {_with_interval(row['sd'], noise['sd_interval'])}{beside}"]
     if row["correlation"] is not None and noise["correlation_interval"] is not None:
         facts.append(f"correlation {_with_interval(row['correlation'], noise['correlation_interval'], '.2f')}")
     if (saved := noise["seeds_saved"]) is not None:
@@ -273,6 +275,8 @@ def pairs_in_words(count: int) -> str:
 def saved_in_words(seeds: int, interval: Sequence[int]) -> str:
     """How many more seeds per variant a comparison without pairs would need."""
     low, high = interval
+    if seeds < 0:
+        return f"pairing cost up to {-seeds} seed{'s' * (seeds != -1)} per variant"
     return f"pairing saved {seeds} ({low} to {high}) seeds per variant"
 
 
@@ -329,8 +333,7 @@ def _scaled_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """The option of each variant of a command that makes its time equal."""
     for name, row in report["variants"].items():
         if row["solved"] is not None:
-            low, high = row["time_ratio_interval"]
-            took = f"a run took {row['time_ratio']:.2f} ({low:.2f} to {high:.2f}) times the baseline's"
+            took = f"a run took {row['time_ratio']:.2f} times as long as the baseline's (median of a few)"
             yield f"{name}: {report['solved']} {row['solved']:g} for equal time, since {took}."
 
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from lightning_llm.ablate.command.program import OPTIONS, TREE
-from lightning_llm.ablate.command.revisions import DIFFS
-from lightning_llm.ablate.command.settings import COMMAND_LINE, Command, Tree
+from lightning_llm.ablate.command.settings import COMMAND_LINE, STORE, Command, Tree
 from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.matching import Flops, Tokens
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.options import flat_options, folder_name, varied
-from lightning_llm.ablate.plan import Plan, file_hash
+from lightning_llm.ablate.plan import DIFFS, Plan, file_hash
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.stream import Asked, Stream, StreamRecord, Verdict, begin, experiment_of_idea, settings
-from lightning_llm.ablate.trees import Trees
+from lightning_llm.ablate.trees.store import Trees
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_variants import command_in
 from lightning_llm.io.config_file import config_path, read_config
@@ -30,7 +29,6 @@ from lightning_llm.io.shell import shell_path
 if TYPE_CHECKING:
     from lightning_llm.ablate.fit.variant import Variant
 
-STORE = "trees"  # in the folder of a stream
 TREE_NAME = 12  # digits of a tree's hash in the name of an idea
 
 
@@ -49,7 +47,7 @@ class First(NamedTuple):
 
 
 class Ideas(abc.ABC):
-    """What a stream asks of the program whose runs it compares.
+    """Reads the ideas of a stream for the program whose runs it compares.
 
     Args:
         options: Of the command ``ablate try``.
@@ -65,7 +63,7 @@ class Ideas(abc.ABC):
 
     @abc.abstractmethod
     def asked(self) -> Asked:
-        """What a stream begins with, or is asked to have begun with."""
+        """The beginning of a stream, as this command describes it."""
 
     @abc.abstractmethod
     def first(self) -> First:
@@ -318,7 +316,7 @@ class CommandIdeas(Ideas):
 
 
 def ideas_of(options: argparse.Namespace, stream: Stream | None) -> Ideas:
-    """What reads the ideas of a stream.
+    """The reader of the ideas of a stream.
 
     Args:
         options: Of the command ``ablate try``.

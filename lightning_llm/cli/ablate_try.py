@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from lightning_llm.ablate.command.program import IGNORED
+from lightning_llm.ablate.command.settings import STORE
 from lightning_llm.ablate.matching import Flops, Tokens, matches_in_words
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import PLAN, REPORT, STREAM, Plan
@@ -52,7 +54,6 @@ from lightning_llm.runs.lock import LOCK, RunLock, is_locked
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule
 
-TREES, IGNORED = "trees", ".gitignore"  # in the folder of a stream
 NOT_ADOPTED = 3
 BASELINE_FAILED = f"too many runs of the baseline {FAILED_TO_TRAIN}"
 PROG = "lightning-llm ablate try"
@@ -275,7 +276,7 @@ def _is_new(out: Path) -> bool:
         ValueError: It holds something else.
     """
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS, TREES, IGNORED} if STREAM not in names else set():
+    if other := names - {STREAM, FIRST, CURRENT, LOCK, IDEAS, STORE, IGNORED} if STREAM not in names else set():
         what = f"{sorted(other)[0]} and no {STREAM}" if PLAN not in names else "an experiment, and no stream"
         raise ValueError(f"{out} holds {what}: give a new folder, or that of a stream")
     return not any((out / IDEAS).glob(f"*/{PLAN}"))

@@ -67,12 +67,14 @@ class Noise:
 
     Attributes:
         sd_interval: Of the standard deviation of the difference.
+        unpaired_sd: Standard deviation of the difference of two independent runs, ``√(s₁² + s₂²)``.
         correlation_interval: Of the correlation of the pairs; ``None`` below four pairs.
         seeds_saved: Seeds on each side that pairing saved, negative if it cost some; ``None`` below eight pairs.
         seeds_saved_interval: Of that.
     """
 
     sd_interval: tuple[float, float]
+    unpaired_sd: float
     correlation_interval: tuple[float, float] | None
     seeds_saved: int | None
     seeds_saved_interval: tuple[int, int] | None
@@ -83,7 +85,8 @@ class Noise:
         saved, pairs = estimates.seeds_saved(baseline, variant), len(baseline)
         seeds, of_seeds = (None, None) if saved is None else (saved[0], saved[1:])
         of_correlation = None if correlation is None else estimates.correlation_interval(correlation, pairs)
-        return cls(estimates.sd_interval(sd, pairs), of_correlation, seeds, of_seeds)
+        unpaired_sd = estimates.unpaired(baseline, variant).sd
+        return cls(estimates.sd_interval(sd, pairs), unpaired_sd, of_correlation, seeds, of_seeds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import load_experiment
-from tests.ablate.test_trees import commit, git
+from tests.ablate.trees.conftest import commit, git
 
 
 def loss_of(seed, lr):
@@ -141,7 +141,7 @@ def test_without_a_folder_of_its_own_one_run_trains_at_a_time(compare):
     status, out, err = compare('open("state", "w").close()', "--pairs", "2", "--workers", "2")
     assert status == 0
     assert "1 at a time" in err
-    assert "\nRuns share one folder, so that one runs at a time: {run} gives each its own.\n" in out
+    assert "\nRuns share one folder, so that one runs at a time: {run} in the command gives each its own.\n" in out
     assert "\nA run writes to its folder (state): the next run finds that; {run} is one of its own.\n" in out
 
 

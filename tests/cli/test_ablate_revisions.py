@@ -15,7 +15,7 @@ import pytest
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.command.descendants import descendants
 from lightning_llm.ablate.results import load_experiment
-from tests.ablate.test_trees import commit, content_of, git, put
+from tests.ablate.trees.conftest import commit, content_of, git, put
 from tests.patience import HANGS_S
 
 # A change of the gain shifts the loss, by a little more or less with each seed

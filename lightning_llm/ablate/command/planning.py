@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lightning_llm.ablate.command import revisions, template, timing
 from lightning_llm.ablate.command.process import is_executable
 from lightning_llm.ablate.command.program import OPTIONS, TREE, CommandProgram
-from lightning_llm.ablate.command.settings import Command, Tree
+from lightning_llm.ablate.command.settings import ONE_FOLDER, Command, Tree
 from lightning_llm.ablate.command.source import code_of
 from lightning_llm.ablate.experiment import UNCHANGED, Experiment
 from lightning_llm.ablate.matching import Time, Tokens
@@ -23,7 +23,8 @@ from lightning_llm.ablate.plan import PlannedVariant, code_hash, digest
 from lightning_llm.ablate.planning import Draft, Settled
 from lightning_llm.ablate.reuse import Identity
 from lightning_llm.ablate.slots import threads_for, visible_gpus
-from lightning_llm.ablate.trees import Repository, link_signature
+from lightning_llm.ablate.trees.folders import link_signature
+from lightning_llm.ablate.trees.repository import Repository
 from lightning_llm.io.untrusted import shown
 
 STORE_OF_IDEA = "../../trees"  # of all ideas of a stream, from the folder of each
@@ -60,6 +61,7 @@ class CommandDraft(Draft):
             identities=self._identities(threads) if self.is_reused else {},
             configs=configs,
             most_runs=None if command.is_isolated else 1,
+            gpus_per_run=command.gpus_per_run,
         )
 
     def _matched(self, threads: int, accelerator: str) -> tuple[dict[str, PlannedVariant], dict[str, Any]]:
@@ -75,16 +77,16 @@ class CommandDraft(Draft):
             configs[name] = timing.with_option(configs[name], option, scaled.value)
             variants[name] = PlannedVariant(
                 matched={f"{OPTIONS}.{option}": scaled.value},
-                facts={"time_ratio": scaled.ratio, "time_ratio_interval": scaled.between},
+                facts={"time_ratio": scaled.ratio},  # of three rounds, which have no interval
                 solved=scaled.value,
             )
         return variants, configs
 
     def _identities(self, threads: int) -> dict[str, Identity]:
-        """What decides the bits of each variant's runs, as far as is known."""
+        """Known facts that decide the bits of each variant's runs."""
         command = self.experiment.command
         assert command is not None
-        root = Path(command.folder) if not command.trees else repository_root(command)
+        root = Repository.of(Path(command.folder)).root if command.trees else Path(command.folder)
         linked = link_signature(root, command.links)
         code = code_of(command)
         fixed = msgspec.to_builtins(replace(command, trees={}, store="", folder=""))
@@ -125,7 +127,7 @@ def draft_of(experiment: Experiment, stream: Path | None = None) -> CommandDraft
         experiment = replace(experiment, command=command)
     code = code_of(command)
     if not command.is_isolated:
-        notes.append("runs share one folder, so that one trains at a time: {run} in the command gives each its own")
+        notes.append(ONE_FOLDER)
     asked: dict[str, Any] = {}
     for name, own in options.items():
         content = {OPTIONS: {**experiment.options, **own}, "command": list(command.words)}
@@ -190,8 +192,3 @@ def _refuse_unavailable(experiment: Experiment) -> None:
         raise ValueError(f"match {experiment.match} is for configs of fit: {advice}")
     if experiment.match == Time.name and experiment.command is not None:
         timing.base_value(experiment, experiment.command, str(experiment.solved))
-
-
-def repository_root(command: Command) -> Path:
-    """The top of the repository that a command starts in."""
-    return Repository.of(Path(command.folder)).root

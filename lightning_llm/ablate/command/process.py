@@ -1,6 +1,7 @@
 """The supervisor of a run, seen from the runner that starts it (``command.supervise``). No torch."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +82,4 @@ class SupervisedProcess:
 
 def is_executable(word: str, folder: Path) -> bool:
     """Whether the first word of a command names a program."""
-    from shutil import which
-
-    return which(word) is not None or os.access(folder / word, os.X_OK)
+    return shutil.which(word) is not None or os.access(folder / word, os.X_OK)

@@ -78,7 +78,6 @@ class CommandProgram(Program):
                 cores=list(slot.cores),
                 threads=self.plan.record.threads,
                 time_limit_s=command.time_limit_s,
-                is_first=run.key.seed == self.plan.experiment.first_seed,
             )
         )
 
@@ -90,6 +89,7 @@ class CommandProgram(Program):
             folder=command.folder,
             out=str(self.plan.out.resolve()),
             run_folder=str(run.folder),
+            is_first=run.key.seed == self.plan.experiment.first_seed,
             reseed=run.key.seed if command.reseed else None,
             store=str(self._store),
             tree="" if tree is None else tree.hash,
@@ -140,7 +140,7 @@ class CommandProgram(Program):
         return sorted(needed, key=place)
 
     def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
-        """What its pairs share, what runs left in their folders, and whether the load changes losses."""
+        """Lines about what pairs share, what runs left in their folders, and whether the load changes losses."""
         summaries = [result.summary for _, result in sorted(results.items()) if result.summary]
         tells = [name for name in TOLD if summaries and all(name in summary for summary in summaries)]
         of_runs = dict.fromkeys(note for summary in summaries for note in summary.get("notes", ()))
@@ -168,7 +168,7 @@ class CommandProgram(Program):
         return {self.plan.experiment.metric: [(step, value) for step, value in values if step is not None]}
 
     def problem(self, results: Mapping[RunKey, Any]) -> str:
-        """What is wrong with a variant that ignores its seed, or that is not known to run its revision."""
+        """Find a baseline that always fails, a variant that ignores its seed, and one that may not run its revision."""
         return self._failed(results) or self._ignored_seed(results) or self._unused_revision(results)
 
     def _failed(self, results: Mapping[RunKey, Any]) -> str:

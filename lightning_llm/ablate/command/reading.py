@@ -94,7 +94,7 @@ def visible(line: str) -> str:
 
 
 class Output:
-    """What is read from the output of one run.
+    """Reads the output of one run.
 
     Args:
         pattern: What is looked for; ``None``: the metric is in a file.
@@ -131,7 +131,7 @@ class Output:
 
 
 def told_in(path: Path) -> dict[str, str]:
-    """What a JSON file tells of the batches of a run, as ``summary.json`` of ``fit`` does."""
+    """Hashes of the batches of a run in a JSON file, such as ``summary.json`` of ``fit``."""
     try:
         content = json.loads(read_text(path, LARGEST_FILE))
     except (OSError, ValueError):

@@ -12,11 +12,14 @@ from msgspec.structs import replace
 
 from lightning_llm.ablate.command.settings import Command, Tree
 from lightning_llm.ablate.names import BASELINE
-from lightning_llm.ablate.trees import WORKING_TREE, Repository, Trees
+from lightning_llm.ablate.plan import DIFFS
+from lightning_llm.ablate.trees.folders import Folders
+from lightning_llm.ablate.trees.problems import WORKING_TREE, problems
+from lightning_llm.ablate.trees.repository import Repository
+from lightning_llm.ablate.trees.store import Trees
 from lightning_llm.io.atomic import atomic_file, remove_path, write_text
 from lightning_llm.io.untrusted import open_regular
 
-DIFFS = "diffs"  # in the folder of an experiment: the patch of each variant
 LOOKUP_S = 30.0
 # Where the modules of editable installs are looked for: paths of .pth files, and the finders of setuptools
 _LOOKUP = """
@@ -56,7 +59,7 @@ def resolved(command: Command, out: Path, excluded: Sequence[Path]) -> tuple[Com
         base = found[BASELINE].hash
         links = tuple(dict.fromkeys(path for link in given for path in trees.linkable(link, base)))
         for tree in found.values():
-            trees.check_links(links, tree.hash)
+            Folders(trees).check_links(links, tree.hash)
         notes = list(dict.fromkeys(_compared(trees, command, found)))
     except BaseException:
         if is_new:
@@ -109,10 +112,10 @@ def _compared(trees: Trees, command: Command, found: dict[str, Tree]) -> Iterato
             continue
         sides = {"old_name": base.revision or WORKING_TREE, "new_name": tree.revision or WORKING_TREE}
         words = [*command.words, *command.setup]
-        problems = trees.problems(base.hash, tree.hash, **sides, has_setup=bool(command.setup), command=words)
-        if problems.errors:
-            raise ValueError(problems.errors[0])
-        yield from problems.notes
+        lines = problems(trees, base.hash, tree.hash, **sides, has_setup=bool(command.setup), command=words)
+        if lines.errors:
+            raise ValueError(lines.errors[0])
+        yield from lines.notes
 
 
 def write_diffs(command: Command, out: Path) -> None:

@@ -15,6 +15,8 @@ from lightning_llm.io.untrusted import shown
 KEYS = ("command", "option", "read", "reseed", "time_limit", "gpus_per_run", "link", "setup", "against", "revisions")
 OF_REVISIONS, OF_TREES = {"against", "revisions"}, ("link", "setup")  # the latter need one of the former
 
+STORE = "trees"  # in the folder of an experiment, or of a stream
+ONE_FOLDER = "Runs share one folder, so that one runs at a time: {run} in the command gives each its own."
 COMMAND_LINE = "the command line"  # the source of keys that are given as options
 _SHARED = {"batches": "batches", "initial_values": "initial values"}
 
@@ -75,12 +77,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     trees: dict[str, Tree] = {}
     sources: tuple[str, ...] = ()
     interpreter: str = ""
-    store: str = "trees"
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """The pattern of the metric; ``None``: it is in a file."""
-        return Pattern(self.read) if self.read else None
+    store: str = STORE
 
     def notes(self, tells: Collection[str]) -> list[str]:
         """Lines about what its pairs share.
@@ -96,7 +93,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
             told = "its output may tell: a line 'batches: HASH', 'initial_values: HASH'"
             lines.append(f"It is not known whether the two runs of a pair share {' and '.join(unknown)}; {told}.")
         if not self.is_isolated:
-            lines.append("Runs share one folder, so that one runs at a time: {run} gives each its own.")
+            lines.append(ONE_FOLDER)
         return lines
 
     def store_in(self, out: Path) -> Path:
@@ -106,7 +103,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_shared(self) -> bool:
         """Whether its trees serve other experiments too, as those of a stream do."""
-        return self.store != "trees"
+        return self.store != STORE
 
     @property
     def is_isolated(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.plan import PLAN, STREAM
 
 LARGEST = 1 << 20  # of a file
 MOST = 2_000  # files
@@ -23,7 +24,9 @@ def code_of(command: Command) -> dict[str, Path]:
     named = [path for path in words if not path.is_absolute() and ".." not in path.parts and _is_code(folder / path)]
     files = {path.as_posix(): folder / path for path in named}
     below: dict[str, Path] = {}
-    for path in _python_files(folder):
+    for path in files_below(folder):
+        if path.suffix != ".py" or not _is_code(path):
+            continue
         below[path.relative_to(folder).as_posix()] = path
         if len(below) > MOST:
             return files
@@ -34,13 +37,13 @@ def _is_code(path: Path) -> bool:
     return path.is_file() and path.stat().st_size <= LARGEST
 
 
-def _python_files(top: Path) -> Iterator[Path]:
+def files_below(top: Path) -> Iterator[Path]:
+    """The files below a folder, without those of git, of environments, and of experiments."""
     for folder, folders, names in os.walk(top):
-        hidden = [name for name in folders if name in PASSED_OVER or name.startswith(".")]
-        others = [name for name in folders if Path(folder, name, "pyvenv.cfg").exists()]
-        experiments = [name for name in folders if Path(folder, name, "plan.json").exists()]
-        streams = [name for name in folders if Path(folder, name, "stream.json").exists()]
-        folders[:] = sorted({*folders} - {*hidden, *others, *experiments, *streams})
-        for name in sorted(names):
-            if name.endswith(".py") and _is_code(path := Path(folder, name)):
-                yield path
+        folders[:] = sorted(name for name in folders if not _is_passed_over(Path(folder, name)))
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def _is_passed_over(folder: Path) -> bool:
+    is_hidden = folder.name in PASSED_OVER or folder.name.startswith(".")
+    return is_hidden or any((folder / name).exists() for name in ("pyvenv.cfg", PLAN, STREAM))

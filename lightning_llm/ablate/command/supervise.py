@@ -74,7 +74,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         cores: Those that it may use; empty: all.
         threads: Of its libraries.
         time_limit_s: ``None``: none.
-        is_first: Whether it is the first seed of its variant.
         grace_s: Between SIGTERM and SIGKILL.
         parent: The process that started the supervisor, which may end before the supervisor can ask; 0: not known.
     """
@@ -94,7 +93,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cores: list[int] = []
     threads: int = 1
     time_limit_s: float | None = None
-    is_first: bool = False
     grace_s: float = descendants.GRACE_S
     parent: int = 0
 
@@ -107,7 +105,7 @@ class Interrupted(Exception):
     """The run is to end without a result."""
 
 
-class Ended(msgspec.Struct, kw_only=True):
+class Outcome(msgspec.Struct, kw_only=True):
     """The end of a program.
 
     Attributes:
@@ -177,7 +175,7 @@ class Supervisor:
         if missed := workplace.missed_in(output.last):
             self._problem = _advice_for(missed)
         failure = self._failure(ended, found, output)
-        facts = {"started": started, "load": os.getloadavg()[0], "notes": workplace.leave(is_first=job.is_first)}
+        facts = {"started": started, "load": os.getloadavg()[0], "notes": workplace.leave()}
         if isinstance(workplace, TreeWorkplace):
             facts["imports_tree"] = workplace.has_imported
         self._write(ended, found, output, failure, facts)
@@ -185,7 +183,7 @@ class Supervisor:
 
     # ---- what is executed
 
-    def _execute(self, words: list[str], folder: Path, environment: Mapping[str, str], output: Output) -> Ended:
+    def _execute(self, words: list[str], folder: Path, environment: Mapping[str, str], output: Output) -> Outcome:
         """Run the program to its end, or to the time limit.
 
         Raises:
@@ -212,7 +210,7 @@ class Supervisor:
             peak, timed_out = self._watch(process, output, log, started)
         finally:
             log.close()
-        return Ended(
+        return Outcome(
             status=process.returncode, seconds=time.monotonic() - started, peak_bytes=peak, timed_out=timed_out
         )
 
@@ -286,7 +284,7 @@ class Supervisor:
         job = self._job
         if job.read:
             return output.found
-        folder = self._files if any(f"{{{template.RUN}}}" in word for word in job.words) else workplace.folder
+        folder = self._files if template.has(job.words, template.RUN) else workplace.folder
         try:
             if (folder / job.file).stat().st_mtime < started - TICK_S:  # of an earlier run
                 raise FileNotFoundError
@@ -298,7 +296,7 @@ class Supervisor:
             self._problem = str(error)
         return []
 
-    def _failure(self, ended: Ended, found: list[Match], output: Output) -> str:
+    def _failure(self, ended: Outcome, found: list[Match], output: Output) -> str:
         """How the program failed to train; empty if it did not.
 
         Raises:
@@ -311,7 +309,7 @@ class Supervisor:
             limit = shown_duration(job.time_limit_s or 0.0)
             return f"failed: it took longer than the time limit of {limit}"
         what = f"no {shown(job.read)}" if job.read else f"no {job.key} in {job.file}"
-        if not found and job.is_first:
+        if not found and job.place.is_first:
             how = f"ended with exit status {ended.status}" if ended.status else f"showed {what}"
             raise Refused(f"the program {how}; its last line: {last}")
         if ended.status < 0:
@@ -324,7 +322,9 @@ class Supervisor:
             return f"{DIVERGED}: its {job.metric.removeprefix('-')} is {found[-1].value}"
         return ""
 
-    def _write(self, ended: Ended, found: list[Match], output: Output, failure: str, facts: Mapping[str, Any]) -> None:
+    def _write(
+        self, ended: Outcome, found: list[Match], output: Output, failure: str, facts: Mapping[str, Any]
+    ) -> None:
         """Write the result: the status comes last, since a run with one has ended."""
         job = self._job
         sign = -1.0 if job.metric.startswith("-") else 1.0

@@ -79,6 +79,7 @@ def scaled(
         code=code_hash(code_of(command)),
         threads=threads,
         accelerator=accelerator,
+        gpus_per_run=command.gpus_per_run,
     )
     plan = Plan(out, record)
     for name, config in configs.items():

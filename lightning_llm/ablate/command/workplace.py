@@ -1,20 +1,23 @@
 """Where a run of a command starts: the user's own folder, or a tree of a revision of his repository. No torch.
 
 Trees are in ``OUT/trees/HASH/N``: as many of each revision as there are runs at a time, since two runs never share
-one. A tree is used again, after what the run before has left in it was moved away (``ablate.trees``).
+one. A tree is used again, after what the run before has left in it was moved away (``ablate.trees.folders``).
 """
 
 import itertools
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
 from lightning_llm.ablate import hooked
-from lightning_llm.ablate.trees import Trees, link_signature, remove_folder
+from lightning_llm.ablate.command.source import files_below
+from lightning_llm.ablate.trees.folders import Folders, link_signature, remove_folder
+from lightning_llm.ablate.trees.store import Trees
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.io.records import read_record, write_record
 from lightning_llm.runs.lock import RunLock
@@ -22,7 +25,6 @@ from lightning_llm.runs.lock import RunLock
 TREE, KEPT, IN_USE, LEFT, MODULES = "tree", "kept.json", "in_use", "left", "modules.txt"
 DIGITS = 16  # of its hash, in the name of a tree's folder
 MOST_FILES = 20_000  # of a folder that are looked at
-PASSED_OVER = (".git", "__pycache__", "node_modules", ".venv", "venv")
 PATHS = "PYTHONPATH"
 # Compiled by the first run of a tree: neither variant finds what the other has compiled
 CACHES = {
@@ -40,6 +42,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         folder: Of the command; in a tree, the same folder of it.
         out: Of the experiment.
         run_folder: The run directory.
+        is_first: Whether the run has the first seed of its variant.
         reseed: Is added to the seeds that the program sets; ``None``: they are as they are.
         store: Of the trees.
         tree: The hash of its own; empty: it has none.
@@ -51,6 +54,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     out: str
     run_folder: str
+    is_first: bool = False
     reseed: int | None = None
     store: str = ""
     tree: str = ""
@@ -89,33 +93,39 @@ class Workplace:
     def __init__(self, place: Place, others: Mapping[str, str]) -> None:
         self.place = place
         self.folder = self.top = Path(place.folder)
-        hook = {} if place.reseed is None else hooked.environment(others, reseed=place.reseed)
+        self._record = Path(place.run_folder) / MODULES
+        hook = {} if place.reseed is None else hooked.environment(others, reseed=place.reseed, modules=self._record)
         self.environment: dict[str, str] = {**others, **hook}
-        self._out = Path(place.out)
         self._before: Mapping[Path, tuple[int, int]] = {}
 
     def __enter__(self) -> "Workplace":
-        self._before = _files(self.folder, self._out)
+        if self.place.is_first:
+            self._before = _files(self.folder)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
+        """Leave the user's folder as it is."""
 
     def missed_in(self, line: str) -> str:
         """The file or folder that an error of the program names, and that is in the user's folder only; or nothing."""
         return ""
 
-    def leave(self, *, is_first: bool) -> list[str]:
-        """What a reader must know of the run, one line each, once it has ended.
+    def leave(self) -> list[str]:
+        """Look at what the run left: what a reader must know of it, one line each.
 
         Raises:
             ValueError: The run did not use the code that it should have used.
         """
-        after = _files(self.folder, self._out) if is_first else self._before
+        notes = self._hook_notes()
+        after = _files(self.folder) if self.place.is_first else {}
         changed = sorted(str(path) for path in after if after[path] != self._before.get(path))
-        if not changed:
-            return []
-        return [f"A run writes to its folder ({_listed(changed)}): the next run finds that; {{run}} is one of its own."]
+        if changed:
+            written = f"A run writes to its folder ({_listed(changed)})"
+            notes.append(f"{written}: the next run finds that; {{run}} is one of its own.")
+        return notes
+
+    def _hook_notes(self) -> list[str]:
+        return [f"The start-up hook failed: {error}." for error in hooked.errors_in(self._record)]
 
 
 class TreeWorkplace(Workplace):
@@ -128,9 +138,9 @@ class TreeWorkplace(Workplace):
     def __init__(self, place: Place, others: Mapping[str, str], setup: Setup) -> None:
         super().__init__(place, others)
         self._trees = Trees.read(Path(place.store))
+        self._folders = Folders(self._trees)
         self._setup = setup
         self._lock: RunLock | None = None
-        self._record = Path(place.run_folder) / MODULES
         self._signature: Mapping[str, tuple[int, int]] = {}
         self._kept: list[str] = []
 
@@ -163,15 +173,15 @@ class TreeWorkplace(Workplace):
         if made is None:
             if self.top.exists():  # or it was killed while it was set up
                 remove_folder(self.top)
-            self._trees.checkout(place.tree, self.top, place.links)
+            self._folders.checkout(place.tree, self.top, place.links)
             if place.setup:
                 self._setup(place.setup, self.folder, self.environment, self._own / "setup.txt")
-                self._kept = self._trees.accept(self.top)
+                self._kept = self._folders.accept(self.top)
             write_record(self._own / KEPT, _Made(kept=self._kept, links=place.links, setup=place.setup))
         else:
             self._kept = made.kept
             if (self._own / IN_USE).exists():  # its run was killed
-                self._trees.clean(self.top, self._own / LEFT, self._kept)
+                self._folders.clean(self.top, self._own / LEFT, self._kept)
                 remove_folder(self._own / LEFT)
         self._signature = link_signature(self.top, place.links)
         (self._own / IN_USE).touch()
@@ -204,16 +214,16 @@ class TreeWorkplace(Workplace):
                 return os.path.relpath(root / missing, root / prefix)
         return ""
 
-    def leave(self, *, is_first: bool) -> list[str]:
+    def leave(self) -> list[str]:
         """Bring the tree back to what it was; see :meth:`Workplace.leave`."""
         self._refuse_foreign()
-        notes = [f"The start-up hook failed: {error}." for error in hooked.errors_in(self._record)]
+        notes = self._hook_notes()
         signature = link_signature(self.top, self.place.links)
         paths = sorted({*signature, *self._signature})
         linked = [path for path in paths if signature.get(path) != self._signature.get(path)]
         if linked:
             notes.append(f"A run changed what --link leads to ({_listed(linked)}), which all runs share.")
-        cleaned = self._trees.clean(self.top, Path(self.place.run_folder) / LEFT, self._kept)
+        cleaned = self._folders.clean(self.top, Path(self.place.run_folder) / LEFT, self._kept)
         if cleaned.moved:
             where = f"{LEFT} in the folder of its run"
             notes.append(f"Files that a run leaves in its tree ({_listed(cleaned.moved)}) were moved to {where}.")
@@ -274,19 +284,11 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
-def _files(top: Path, out: Path) -> dict[Path, tuple[int, int]]:
-    """The files below a folder, with size and time; not those of the experiment."""
+def _files(top: Path) -> dict[Path, tuple[int, int]]:
+    """The first files below a folder, with size and time."""
     found: dict[Path, tuple[int, int]] = {}
-    for folder, folders, names in os.walk(top):
-        own = {path.name for path in map(Path(folder).joinpath, folders) if path in (out, out.parent)}
-        folders[:] = [name for name in folders if name not in PASSED_OVER and name not in own]
-        for name in names:
-            path = Path(folder, name)
-            try:
-                status = path.lstat()
-            except OSError:  # it is gone
-                continue
+    for path in itertools.islice(files_below(top), MOST_FILES):
+        with suppress(OSError):  # it is gone
+            status = path.lstat()
             found[path.relative_to(top)] = (status.st_size, status.st_mtime_ns)
-            if len(found) >= MOST_FILES:
-                return found
     return found

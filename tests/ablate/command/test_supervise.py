@@ -28,7 +28,7 @@ def job(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "out" / "logs").mkdir(parents=True)
 
-    def make(code, **changes):
+    def make(code, is_first=False, **changes):
         return Job(
             run="a,seed=0",
             run_folder=str(tmp_path / "out" / "runs" / "a,seed=0"),
@@ -42,6 +42,7 @@ def job(tmp_path):
                 folder=str(tmp_path / "work"),
                 out=str(tmp_path / "out"),
                 run_folder=str(tmp_path / "out" / "runs" / "a,seed=0"),
+                is_first=is_first,
             ),
             environment=dict(os.environ),
         )
@@ -105,7 +106,7 @@ def test_a_summary_has_the_numbers(job):
     summary = summary_of(run)
     assert {"loss": 2.0, "steps": 5, "parameters": 12.0, "batches": "1f", "exit_status": 0}.items() <= summary.items()
     assert 0.06 < summary["peak_memory_gib"] < 1
-    assert 0.7 < summary["seconds"] < 30
+    assert summary["seconds"] > 0.7
     curve = json.loads((Path(run.run_folder) / supervise.CURVE).read_text())
     assert curve == {"values": [[1, 3.0], [5, 2.0]]}
 
@@ -219,3 +220,11 @@ def test_a_file_of_an_earlier_run_is_no_result(job, tmp_path):
     run = job("pass", read="", file="r.json", key="loss")
     run = msgspec.structs.replace(run, words=run.words[:-1])  # without a folder of its own
     assert ended(run)[1].endswith("it printed nothing; it wrote no r.json)")
+
+
+def test_an_error_of_the_hook_that_moves_seeds_is_named(job):
+    finder = "import sys, importlib.machinery as m; sys.meta_path.insert(0, m.PathFinder)"  # comes before the hook
+    run = job(f"{finder}; import random; {LOSS}")
+    run = msgspec.structs.replace(run, place=msgspec.structs.replace(run.place, reseed=1))
+    assert ended(run)[:2] == (0, "finished")
+    assert any(note.startswith("The start-up hook failed: ") for note in summary_of(run)["notes"])
