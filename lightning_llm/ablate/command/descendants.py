@@ -58,7 +58,7 @@ def end_all(process: int, grace_s: float = GRACE_S) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, number)
         while any(map(_runs, running)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # nothing tells the end of a process that is nobody's child here
         number = signal.SIGKILL
         if time.monotonic() > deadline + grace_s:  # one that the kernel does not let go, as on a dead network disk
             return
