@@ -32,7 +32,7 @@ from benchmarks import ablate_command, ablate_looks, parts
 from benchmarks.ablate_experiments import TEXT, Experiment, killed, workplace
 from benchmarks.ablate_throughput import throughput
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
-from lightning_llm.ablate.plan import PLAN
+from lightning_llm.ablate.names import PLAN
 from lightning_llm.bench.harness import Bench, Request
 from lightning_llm.bench.plots import Measure
 from lightning_llm.bench.rows import Row

@@ -20,7 +20,8 @@ import yaml
 
 from benchmarks import commands
 from benchmarks.faults import made_up_text
-from lightning_llm.ablate.plan import LOGS, PLAN, RUNS
+from lightning_llm.ablate.names import PLAN
+from lightning_llm.ablate.plan import LOGS, RUNS
 from lightning_llm.ablate.run_process import last_line
 from lightning_llm.ablate.runner import RUNNER
 

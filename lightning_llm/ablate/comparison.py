@@ -18,8 +18,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_llm.ablate.names import BASELINE
-from lightning_llm.ablate.plan import PLAN, RUNS
+from lightning_llm.ablate.names import BASELINE, PLAN
+from lightning_llm.ablate.plan import RUNS
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.data.validated import LIMIT, is_whole
 from lightning_llm.io.shell import shell_path

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from lightning_llm.ablate.names import BASELINE, NULL
-from lightning_llm.ablate.plan import PLAN, REPORT, RUNS, Plan
+from lightning_llm.ablate.names import BASELINE, NULL, PLAN
+from lightning_llm.ablate.plan import REPORT, RUNS, Plan
 from lightning_llm.io.records import read_record
 from lightning_llm.statistics.power import SPREADS
 

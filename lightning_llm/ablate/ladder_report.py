@@ -22,7 +22,7 @@ from lightning_llm.ablate.ladder import (
     predicted_sizes,
     prediction_of,
 )
-from lightning_llm.ablate.plan import PLAN
+from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.report import NOT_TESTED, report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.io.charts import COLORS, GRAY, legend

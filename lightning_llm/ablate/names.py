@@ -1,4 +1,6 @@
-"""Names of the variants that an experiment has besides its own. The baseline counts as a variant.
+"""Names of the variants that an experiment has besides its own, and of the file that marks its folder.
+
+The baseline counts as a variant.
 
 ``baseline-again`` is the first seed of the baseline once more: its bits must repeat, and how far they do is a *replay*.
 ``null`` is the baseline with other initial values of some part: only chance differs, so its spread is the noise. Not
@@ -6,6 +8,8 @@ every program can make one; that of ``fit`` is ``ablate.fit.null_variant``.
 """
 
 BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
+PLAN = "plan.json"  # in the folder of an experiment
+STREAM = "stream.json"  # in the folder of a stream, whose ideas are experiments below it
 
 
 def titled(name: str) -> str:

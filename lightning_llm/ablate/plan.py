@@ -19,7 +19,7 @@ import yaml
 
 from lightning_llm.ablate.e_process import state_of_e_process
 from lightning_llm.ablate.experiment import EProcess, Experiment
-from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL, PLAN, STREAM
 from lightning_llm.ablate.next_runs import Extension, RunKey, State, state_of
 from lightning_llm.ablate.tuning import Losses, Tune
 from lightning_llm.io.atomic import atomic_path, remove_path, write_text
@@ -28,10 +28,9 @@ from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import MIB, read_bytes
 from lightning_llm.runs.code import code_in
 
-PLAN, EXTENSIONS, CONFIGS, CODE = "plan.json", "extensions.json", "configs", "code"
+EXTENSIONS, CONFIGS, CODE = "extensions.json", "configs", "code"
 RUNS, LOGS, REPORT = "runs", "logs", "report.json"
 DIFFS = "diffs"  # what each variant changes, if they are revisions of a repository
-STREAM = "stream.json"  # in the folder of a stream, whose ideas are experiments below it
 REUSED_FROM = "reused_from"  # in the folder of a run whose files are links: the name of the experiment that has it
 LARGEST_FILE = 256 * MIB  # of code
 VERSION = 2  # of plan.json; folders of version 1 have fields without types

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from lightning_llm.ablate.command.settings import Command
 from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_of
 from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, EProcess, Experiment, experiment_of
-from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.names import BASELINE, PLAN, STREAM
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import CODE, PLAN, STREAM, Plan, code_hash, file_hash
+from lightning_llm.ablate.plan import CODE, Plan, code_hash, file_hash
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.report import unit_of
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here

@@ -7,21 +7,24 @@ pairs, or a size to a ladder; ``measure`` measures time and memory of each varia
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.command.settings import COMMAND_LINE
+from lightning_llm.ablate.command.template import PLACEHOLDERS
 from lightning_llm.ablate.experiment import METRICS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
 from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.ladder import LADDER, SIZES, read_ladder
 from lightning_llm.ablate.matching import matches_in_words
+from lightning_llm.ablate.names import PLAN, STREAM
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
-from lightning_llm.ablate.plan import PLAN, STREAM, Plan
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
 from lightning_llm.ablate.report import report_of
@@ -40,18 +43,20 @@ from lightning_llm.cli.ablate_try import add_options, run_idea
 from lightning_llm.cli.ablate_variants import add_command, add_variants, command_in, fit_as_command
 from lightning_llm.cli.ablate_verdict import add_options as add_table
 from lightning_llm.cli.ablate_verdict import reach_verdict
+from lightning_llm.cli.errors import reports
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.tool import OneLineParser, Tool
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
 from lightning_llm.io.trust import add_trust_option
-from lightning_llm.io.untrusted import printable, shown
+from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.power import SPREADS
 
 if TYPE_CHECKING:
     from lightning_llm.ablate.planning import Draft
 
 AGAIN = "; the same command again continues"
+MAY_BEGIN_WITH_MINUS = {"--metric": "-[^-]", "--resume": "-"}  # how a value begins, by option
 # Their options follow those of run
 OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory", *SIZE_OPTIONS)
 
@@ -84,7 +89,7 @@ def _options(parser: OneLineParser) -> None:
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")
         about = f"what is compared: {', '.join(METRICS)} (default: {METRICS[0]}); of a command, any name for it"
-        add("--metric", metavar="NAME", help=f"{about}; --metric=-NAME: higher is better")
+        add("--metric", metavar="NAME", help=f"{about}; --metric -NAME: higher is better")
         add("--delta", type=float, metavar="NUMBER", help="smallest difference that matters, in the metric's unit")
         add("--tune", metavar="OPTION", help="tune this option for each variant first, such as the learning rate")
         add("--match", metavar="RULE", help=f"what is equal in a pair: {matches_in_words()} (default: tokens)")
@@ -123,22 +128,45 @@ def _options(parser: OneLineParser) -> None:
 
 def run_ablate(arguments: Sequence[str]) -> int:
     """Compare a baseline with variants of it."""
+    if problem := _unquoted(arguments):
+        return reports.mistake("ablate run", f"{ablate_run.PROG}: error: {problem}")
     own_arguments, of_fit = _split(arguments)
     return Tool(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own_arguments)
+
+
+def _unquoted(arguments: Sequence[str]) -> str:
+    """What is wrong with a command that a shell has split, because it is not in quotes; empty: nothing."""
+    words = itertools.pairwise(["", *arguments])
+    own = {name: word for name, word in words if name == "--command" and " " not in word}
+    others = [argument for argument in arguments if argument not in own.values()]
+    if own and any(f"{{{name}}}" in argument for argument in others for name in PLACEHOLDERS):
+        return f"--command {own['--command']}: put the whole command in quotes, such as 'python train.py {{seed}}'"
+    return ""
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of ``ablate``, and options of ``fit``: those with a dot, and the single ones."""
     own, of_fit = list[str](), list[str]()
-    rest = iter(arguments)
+    rest = iter(_joined(arguments))
     for argument in rest:
         name, equals, _ = argument.removeprefix("--").partition("=")
         is_own = name == "size" and own[:1] == ["extend"]
         if argument.startswith("--") and not is_own and name.partition(".")[0].removesuffix("+") in OF_FIT:
-            of_fit += [argument, *(() if equals or name == "repeat" else islice(rest, 1))]
+            of_fit += [argument, *(() if equals or name == "repeat" else itertools.islice(rest, 1))]
         else:
             own.append(argument)
     return own, of_fit
+
+
+def _joined(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, with ``=`` before a value that begins with a minus: argparse would take it for an option."""
+    rest = iter(arguments)
+    for argument in rest:
+        value = next(rest, None) if argument in MAY_BEGIN_WITH_MINUS else None
+        if value is None or not re.match(MAY_BEGIN_WITH_MINUS[argument], value):
+            yield from (argument, value) if value is not None else (argument,)
+        else:
+            yield f"{argument}={value}"
 
 
 def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
@@ -241,7 +269,8 @@ def _trust_command(content: Mapping[str, Any], options: argparse.Namespace) -> N
         if key in content:
             if not getattr(options, "trust_code", True):
                 advice = "read it, and add --trust-code to run it"
-                raise ValueError(f"{options.experiment} names a {key}, {shown(content[key])}: {advice}")
+                whole = printable(repr(content[key]))  # a shortened one could hide what it runs
+                raise ValueError(f"{options.experiment} names a {key}, {whole}: {advice}")
             ablate_run.say([f"{options.experiment}: {key}: {printable(str(content[key]))}"])
 
 

@@ -29,7 +29,8 @@ from lightning_llm.ablate.ladder_report import (
     tuned_factors,
     write_ladder_report,
 )
-from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.ablate.names import PLAN
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.screen import show_outlays, show_table

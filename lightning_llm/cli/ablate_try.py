@@ -16,8 +16,9 @@ import msgspec
 from lightning_llm.ablate.command.program import IGNORED
 from lightning_llm.ablate.command.settings import STORE
 from lightning_llm.ablate.matching import Flops, Tokens, matches_in_words
+from lightning_llm.ablate.names import PLAN, STREAM
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import PLAN, REPORT, STREAM, Plan
+from lightning_llm.ablate.plan import REPORT, Plan
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
@@ -64,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add, default = parser.add_argument, StreamRule()
     add("stream", type=Path, metavar="STREAM", help="folder of the stream; the first idea makes it")
     add("--baseline", nargs="+", metavar="CONFIG", help="configs of the first baseline; options of fit may follow")
-    about = "of a command, for a new stream: the name of what is compared; --metric=-NAME: higher is better"
+    about = "of a command, for a new stream: the name of what is compared; --metric -NAME: higher is better"
     add("--metric", metavar="NAME", help=about)
     add_command(parser)
     add_variants(parser, "what the idea changes. Without it, an idea that was interrupted is continued")

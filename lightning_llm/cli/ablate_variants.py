@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.ablate.command.settings import KEYS
 from lightning_llm.training.metrics import LOSSES
 
 
@@ -51,6 +52,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     about = "add the run's seed to every seed that the program sets: for one without an option for it"
     add("--reseed", action="store_true", default=None, help=about)
     add("--option", metavar="FORM", help="how an option is written (default: --{name}={value})")
+    about = "what {resume} in the command becomes in a run that was interrupted, such as --init_from=resume"
+    add("--resume", metavar="TEXT", help=about)
     add("--time-limit", metavar="TIME", help="of a run, such as 30m; one that takes longer has failed")
     add("--gpus-per-run", type=int, metavar="N", help="GPUs that each run sees (default: 1)")
     about = "compare the working tree of this git repository with a revision of it"
@@ -61,6 +64,8 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     about = "a file or folder that git ignores, such as data, which every tree gets a link to; repeatable"
     add("--link", action="append", metavar="PATH", help=about)
     add("--setup", metavar="TEXT", help="what is executed once in each tree, such as 'python setup.py build_ext -i'")
+    about = "keep the trees when the experiment has ended"
+    add("--keep-trees", action="store_true", default=None, help=about)
 
 
 def command_in(options: argparse.Namespace) -> dict[str, Any]:
@@ -69,8 +74,7 @@ def command_in(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: One is given without the other that it belongs to.
     """
-    names = ("command", "option", "reseed", "time_limit", "gpus_per_run", "against", "revisions", "unchanged")
-    keys = {name: getattr(options, name) for name in (*names, "link", "setup", "read")}
+    keys = {name: getattr(options, name) for name in (*KEYS, "unchanged")}
     file, key = options.read_file, options.key
     if (file is None) != (key is None):
         given, missing = ("--read-file", "--key") if key is None else ("--key", "--read-file")

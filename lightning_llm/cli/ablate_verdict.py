@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help=about)
     about = f"variant that the others are compared with (default: {BASELINE})"
     parser.add_argument("--baseline", default=BASELINE, metavar="NAME", help=about)
-    about = "column to compare (default: the only one); lower is better, or higher with --metric=-NAME"
+    about = "column to compare (default: the only one); lower is better, or higher with --metric -NAME"
     parser.add_argument("--metric", metavar="NAME", help=about)
     about = "smallest difference that matters (default: none, so no variant is equivalent)"
     parser.add_argument("--delta", type=float, metavar="NUMBER", help=about)

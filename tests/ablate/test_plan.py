@@ -5,8 +5,9 @@ import json
 import msgspec
 import pytest
 
+from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.next_runs import Extension
-from lightning_llm.ablate.plan import CODE, PLAN, Plan, code_hash, freeze
+from lightning_llm.ablate.plan import CODE, Plan, code_hash, freeze
 
 VARIANTS = {"a": {"effect": -0.5}}
 

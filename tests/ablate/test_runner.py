@@ -123,6 +123,7 @@ def test_a_run_whose_claim_was_taken_by_another_runner_is_ended_here(experiment,
             ended.append(self.log.stem)
 
     monkeypatch.setattr(claims.Claim, "renew", lambda claim: bool(ended))
+    monkeypatch.setattr(claims, "STALE_S", 0.5)  # until the run is taken again
     processes(Slow)(plan)
     assert ended[0] == "baseline,seed=0"
     assert load_experiment(plan.out).state.verdicts["a"].verdict == "better"

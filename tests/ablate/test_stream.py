@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from lightning_llm.ablate.names import BASELINE
-from lightning_llm.ablate.plan import STREAM
+from lightning_llm.ablate.names import BASELINE, STREAM
 from lightning_llm.ablate.results import results_of, run_seconds, trained_here
 from lightning_llm.ablate.stream import (
     CURRENT,

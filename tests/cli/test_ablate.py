@@ -27,8 +27,9 @@ from lightning_llm.__main__ import main
 from lightning_llm.ablate import matching, planning, report
 from lightning_llm.ablate.fit import cost
 from lightning_llm.ablate.fit import matching as fit_matching
+from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.next_runs import Extension, RunKey
-from lightning_llm.ablate.plan import CONFIGS, PLAN, PlannedVariant, Replay, Reused
+from lightning_llm.ablate.plan import CONFIGS, PlannedVariant, Replay, Reused
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.measure.timer import Timing
 from lightning_llm.statistics.design import Design

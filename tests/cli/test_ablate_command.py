@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lightning_llm.__main__ import main
@@ -196,12 +197,23 @@ def test_a_baseline_that_cannot_be_read_stops_at_once(compare, more, read, line)
     assert losses() == {}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has the GPU")
+def test_a_program_without_the_gpu_that_it_needs_stops_at_once(compare):
+    Path("gpu.py").write_text(f"import torch\ntorch.zeros(1, device='cuda')\n{TRAIN}")
+    status, _, err = compare("", "--pairs", "2", command=f"{PYTHON} gpu.py --seed={{seed}} {{options}}")
+    assert status == 2
+    line = the_line(err)
+    assert line.startswith("baseline,seed=0 failed: the program ended with exit status 1; its last line: ")
+    assert "CUDA" in line or "NVIDIA" in line
+    assert losses() == {}
+
+
 def test_an_ignored_seed_stops_it(compare):
     Path("same.py").write_text("print('val loss 3.25')")
     status, _, err = compare("", "--pairs", "3", command=f"{PYTHON} same.py {{seed}} {{options}}")
     assert status == 2
-    line = "the baseline has the same val_loss 3.25 with seeds 0 and 1: the seed does nothing"
-    assert the_line(err).startswith(line)
+    line = "(the baseline|lr=3) has the same val_loss 3.25 with seeds 0 and 1: the seed does nothing"  # who was first
+    assert re.match(line, the_line(err))
     assert not (FOLDERS / "ablate" / "runs" / "baseline,seed=2").exists()
 
 
@@ -246,6 +258,10 @@ READS = ("--read", READ)
         (COMMAND, (*READS, *HIGH, "--against", "HEAD"), "--vary and --against say what is compared in two ways"),
         (COMMAND, (*READS, *HIGH, "--link", "data"), "--link is for trees of revisions"),
         (COMMAND, (*READS, *HIGH, "--setup", "make"), "--setup is for trees of revisions"),
+        (COMMAND, (*READS, *HIGH, "--keep-trees"), "--keep-trees is for trees of revisions"),
+        (COMMAND, (*READS, *HIGH, "--resume", "-r"), "--resume '-r' needs {resume} in the command, and {run}"),
+        (f"{COMMAND} {{resume}}", (*READS, *HIGH, "--resume", "-r"), "--resume '-r' needs {resume} in the command"),
+        (f"{COMMAND} {{resume}}", (*READS, *HIGH), "--command has {resume}: --resume says what it becomes"),
         (COMMAND, (*READS, *HIGH, "--gpus-per-run", "0"), "the command line: gpus_per_run is 0, expected"),
         (COMMAND, (*READS, *HIGH, "--pairs", "1"), "the command line: pairs 1: one pair has no interval"),
         (COMMAND, (*READS, "--vary", "lr=3", "--vary", "lr=3"), "--vary lr=3: the variant lr=3 is given twice"),
@@ -256,6 +272,17 @@ def test_a_mistake_is_one_line_and_leaves_nothing(ablate, command, words, line):
     assert (status, out) == (2, "")
     assert the_line(err).startswith(line)
     assert not FOLDERS.exists()
+
+
+def test_a_command_needs_quotes(ablate):
+    status, _, err = ablate("run", "--command", *COMMAND.split(), *READS, *HIGH)
+    assert status == 2
+    assert the_line(err).startswith(f"--command {PYTHON}: put the whole command in quotes")
+
+
+def test_a_value_may_begin_with_a_minus(compare):
+    assert compare("", "--pairs", "2", "--metric", "-score")[0] == 0
+    assert report()["metric"] == "-score"
 
 
 def test_options_of_a_command_need_one(ablate):
@@ -298,6 +325,51 @@ def test_the_example_has_a_verdict_on_an_option_and_on_a_diff(ablate):
     assert status == 0
     assert "\nworking-tree: worse; " in out
     assert "Files that a run leaves in its tree (out) were moved to left in the folder of its run." in out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_example")
+def test_a_stream_on_the_example_adopts_what_helps_and_nothing_else(ablate):
+    """A planted good diff; one that is worse; and a useless one, which changes bits but nothing else."""
+    source = Path("train.py").read_text()
+    begun = (
+        "--command",
+        f"{PYTHON} train.py --seed={{seed}} {SMALL}",
+        "--read",
+        "val loss {number}",
+        "--against",
+        "HEAD",
+    )
+
+    def edited(old, new):
+        assert Path("train.py").read_text().count(old) == 1
+        Path("train.py").write_text(Path("train.py").read_text().replace(old, new))
+
+    edited("x = x + self.proj(", "x = self.proj(")  # the same sum, the other way round
+    edited(".reshape(batch, seq, hidden))\n", ".reshape(batch, seq, hidden)) + x\n")
+    edited("F.scaled_dot_product_attention(q, k, v, is_causal=True)", "attention(q, k, v)")
+    edited(
+        "class Block(",
+        "def attention(q, k, v):\n"
+        "    scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5\n"
+        "    future = torch.ones(q.size(-2), q.size(-2), dtype=torch.bool).triu(1)\n"
+        "    return scores.masked_fill(future, -torch.inf).softmax(-1) @ v\n\n\n"
+        "class Block(",
+    )
+    status, out, _ = ablate("try", "s", *begun, "--json")
+    verdict = json.loads(out)
+    assert (status, verdict["verdict"]) == (3, "rejected")
+    assert abs(verdict["difference"]) < 1e-3
+    Path("train.py").write_text(source)
+    edited("default=1e-3", "default=1e-5")
+    status, out, _ = ablate("try", "s", "--json")
+    assert (status, json.loads(out)["verdict"]) == (3, "rejected")
+    assert json.loads(out)["difference"] > 0.1
+    Path("train.py").write_text(source)
+    edited("default=1e-3", "default=1e-2")
+    status, out, _ = ablate("try", "s", "--json")
+    assert (status, json.loads(out)["verdict"]) == (0, "adopted")
+    assert json.loads(out)["confirmation"]["difference"] < -0.1
 
 
 LIGHTNING = """

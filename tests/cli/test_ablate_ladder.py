@@ -15,7 +15,8 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.ladder import LADDER, PREDICTIONS, folder_of_size, prediction_of, read_ladder
-from lightning_llm.ablate.plan import PLAN, Plan
+from lightning_llm.ablate.names import PLAN
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.accounting.sizing import SHAPE
 from lightning_llm.cli import ablate_ladder
 from lightning_llm.io.config_file import read_config

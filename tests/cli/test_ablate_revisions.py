@@ -197,6 +197,13 @@ def test_ignored_data_is_linked(his, compare):
     assert losses() == expected({"baseline": 0, VARIANT: 1})
 
 
+def test_trees_stay_if_the_user_keeps_them(his, compare):
+    put(his, {"train.py": BETTER})
+    assert compare("--keep-trees")[0] == 0
+    codes = {tree.joinpath("train.py").read_text() for tree in trees()}
+    assert codes == {TRAIN, BETTER}
+
+
 def test_a_comment_has_no_effect(his, compare):
     put(his, {"train.py": f"{TRAIN}# a comment\n"})
     status, out, _ = compare(pairs=4)

@@ -8,7 +8,7 @@ import yaml
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.experiment import experiment_of
-from lightning_llm.ablate.plan import PLAN
+from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.planning import plan_of
 from lightning_llm.cli.ablate_run import draft_of
 from tests.cli.test_ablate import OWN_MLP, RELU

@@ -15,9 +15,9 @@ from lightning_llm.__main__ import main
 from lightning_llm.ablate import reuse
 from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
-from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.names import BASELINE, PLAN, STREAM
 from lightning_llm.ablate.options import folder_name, varied
-from lightning_llm.ablate.plan import PLAN, STREAM, Plan
+from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
 from lightning_llm.ablate.stream import Stream, folder_of
 from tests.ablate.test_experiment import ROOT

@@ -17,9 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.comparison import METRICS, OTHER_WINDOWS, THREADS_DIFFER, group_runs, metric_values
-from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL, PLAN
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.plan import PLAN
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.cli.compare import (

@@ -41,7 +41,7 @@ class SupervisedProcess:
                 start_new_session=True,  # Ctrl-C reaches it through the runner
             )
         assert self._process.stdin is not None
-        with self._process.stdin as file, suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), self._process.stdin as file:  # it may have been killed: then closing fails too
             file.write(msgspec.json.encode(replace(job, parent=os.getpid())))
         self.pid = self._process.pid
         self._sentinel = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None

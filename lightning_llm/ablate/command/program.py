@@ -69,6 +69,7 @@ class CommandProgram(Program):
                 log=str(run.log.resolve()),
                 words=list(command.words),
                 values=values,
+                resume=list(command.resume),
                 metric=self.plan.experiment.metric,
                 read=command.read,
                 file=command.file,
@@ -111,9 +112,10 @@ class CommandProgram(Program):
             write_diffs(self.command, self.plan.out)
 
     def tidy(self) -> None:
-        """Remove the trees."""
+        """Remove the trees, unless the user keeps them. A stream needs that of its baseline again."""
         command = self.command
-        remove_trees(self._store, [command.trees[BASELINE].hash] if command.trees and command.is_shared else ())
+        if not command.keep_trees:
+            remove_trees(self._store, [command.trees[BASELINE].hash] if command.trees and command.is_shared else ())
 
     def result(self, folder: Path) -> Ended | None:
         """The content of its ``summary.json``, and how it failed if it did."""
@@ -188,7 +190,8 @@ class CommandProgram(Program):
             other = results.get(RunKey(name, seed))
             if name == BASELINE or base is None or other is None or other.summary.get("imports_tree"):
                 continue
-            if other.summary and other.summary.get("output") == base.summary.get("output"):
+            output = other.summary.get("output")  # of a resumed run none
+            if output is not None and output == base.summary.get("output"):
                 return f"{name}: the change has no effect on the output: does the command run the code of this folder?"
         return ""
 
@@ -203,7 +206,7 @@ class CommandProgram(Program):
             ended = [results[key] for key in keys if key in results and not results[key].has_failed]
             losses = [result.loss for result in ended]
             outputs = [result.summary.get("output") for result in ended]
-            is_one = len(outputs) > 1 and outputs[0] == outputs[1]
+            is_one = len(outputs) > 1 and outputs[0] is not None and outputs[0] == outputs[1]
             if is_one or (len(losses) == SEEDS_THAT_DIFFER and len({*losses}) == 1):
                 seeds = " and ".join(str(result.run.seed) for result in ended[: 2 if is_one else None])
                 problem = f"{titled(name)} has the same {experiment.metric} {losses[0]:g} with seeds {seeds}"

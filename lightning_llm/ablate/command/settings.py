@@ -1,7 +1,7 @@
 """A command as an experiment asks for it: what is executed, and where its result is. No torch."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from lightning_llm.ablate.command.reading import Pattern
 from lightning_llm.io.units import duration
 from lightning_llm.io.untrusted import shown
 
-KEYS = ("command", "option", "read", "reseed", "time_limit", "gpus_per_run", "link", "setup", "against", "revisions")
-OF_REVISIONS, OF_TREES = {"against", "revisions"}, ("link", "setup")  # the latter need one of the former
+OF_REVISIONS, OF_TREES = {"against", "revisions"}, ("link", "setup", "keep_trees")  # the latter need one of the former
+KEYS = ("command", "option", "read", "reseed", "resume", "time_limit", "gpus_per_run", *OF_TREES, *OF_REVISIONS)
 
 STORE = "trees"  # in the folder of an experiment, or of a stream
 ONE_FOLDER = "Runs share one folder, so that one runs at a time: {run} in the command gives each its own."
@@ -51,11 +51,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         file: That file, below ``{run}``, or below the folder that the command starts in if it has no ``{run}``.
         key: Of the metric in the file.
         reseed: Whether the run's seed is added to every seed that the program itself sets.
+        resume: What ``{resume}`` is in a run that was interrupted; empty: it starts again with an empty ``{run}``.
         time_limit_s: Of a run; ``None``: none.
         gpus_per_run: How many a run sees.
         folder: That it starts in.
         links: Files and folders of the user's that every tree gets, relative to the top of his repository.
         setup: What is executed once in each tree, such as a compilation; empty: nothing.
+        keep_trees: Whether the trees stay when the experiment has ended.
         trees: The code of each variant; empty: all run in ``folder``.
         sources: Folders of the repository that modules are imported from, relative to its top.
         interpreter: The versions of Python and torch that run it; empty: not known.
@@ -69,11 +71,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     key: str = ""
     reseed: bool = False
+    resume: tuple[str, ...] = ()
     time_limit_s: float | None = None
     gpus_per_run: int = 1
     folder: str = "."
     links: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    keep_trees: bool = False
     trees: dict[str, Tree] = {}
     sources: tuple[str, ...] = ()
     interpreter: str = ""
@@ -137,6 +141,7 @@ def command_of(content: Mapping[str, Any], source: object) -> tuple[Command, str
     if not OF_REVISIONS & {*content} and (useless := next((key for key in OF_TREES if key in content), None)):
         advice = "give --against or --revisions too, or leave it out"
         raise ValueError(f"{option_named(useless, source)} is for trees of revisions, and there are none: {advice}")
+    resume = _resume(content, words, source)
     limit = content.get("time_limit")
     command = Command(
         text=content["command"],
@@ -146,11 +151,13 @@ def command_of(content: Mapping[str, Any], source: object) -> tuple[Command, str
         file=file,
         key=key,
         reseed=reseed,
+        resume=tuple(resume),
         time_limit_s=None if limit is None else duration(str(limit), option_named("time_limit", source)),
         gpus_per_run=content.get("gpus_per_run", 1),
         folder=os.getcwd(),
         links=tuple([content["link"]] if isinstance(content.get("link"), str) else content.get("link", ())),
         setup=tuple(template.words_of(content["setup"], option_named("setup", source)) if "setup" in content else ()),
+        keep_trees=bool(content.get("keep_trees")),
     )
     return command, Pattern(read).name if read else key
 
@@ -159,6 +166,19 @@ def option_named(key: str, source: object) -> str:
     """How errors name a key of an experiment: as an option, if it was given as one."""
     option = {"variants": "vary", "unchanged": "null"}.get(key, key.replace("_", "-"))
     return f"--{option}" if source == COMMAND_LINE else f"{source}: {key}"
+
+
+def _resume(content: Mapping[str, Any], words: Sequence[str], source: object) -> list[str]:
+    """The words of ``{resume}``."""
+    option, has_place = option_named("resume", source), template.has(words, template.RESUME)
+    if "resume" not in content:
+        if has_place:
+            raise ValueError(f"{option_named('command', source)} has {{resume}}: {option} says what it becomes")
+        return []
+    if not has_place or not template.has(words, template.RUN):
+        problem = "needs {resume} in the command, and {run}, where the program finds its checkpoint"
+        raise ValueError(f"{option} {shown(content['resume'])} {problem}")
+    return template.words_of(content["resume"], option)
 
 
 def _result(content: Mapping[str, Any], source: object) -> tuple[str, str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lightning_llm.ablate.command.settings import Command
-from lightning_llm.ablate.plan import PLAN, STREAM
+from lightning_llm.ablate.names import PLAN, STREAM
 
 LARGEST = 1 << 20  # of a file
 MOST = 2_000  # files

@@ -52,6 +52,7 @@ LONGEST_SHOWN = 300
 TICK_S = 0.02  # how far the clock of files may be behind
 DRAIN_S = 1.0  # what somebody else who has the output still prints
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by somebody, not by the program
+RESUMED = "A run was interrupted, and resumed by --resume: its seconds are not known."
 INTERRUPTED = 143  # exit status: the run has no result, and may start again
 
 
@@ -65,6 +66,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         log: Of the program.
         words: The command with placeholders.
         values: Of the placeholders that are known before it starts.
+        resume: What ``{resume}`` is, if the run was interrupted; empty: it starts again with empty ``files``.
         metric: Its name; with a minus before it, higher is better.
         read: The pattern of the metric; empty: it is in a file.
         file: Relative to the folder of ``values``, or to where the program starts.
@@ -84,6 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     words: list[str]
     values: dict[str, str | list[str]]
+    resume: list[str] = []
     metric: str
     read: str = ""
     file: str = ""
@@ -134,6 +137,7 @@ class Supervisor:
         self._parent = job.parent or os.getppid()
         self._is_asked_to_end = False
         self._problem = ""  # of the file with the metric
+        self._is_resumed = False
 
     def run(self) -> int:
         """Run it; the exit status of this process: 0 if there is a result."""
@@ -150,6 +154,8 @@ class Supervisor:
             return INTERRUPTED
         except (Refused, ValueError, OSError) as error:
             self._say(str(error))
+            if job.resume:  # the next try begins anew
+                remove_path(self._files)
             return 1
         finally:
             descendants.end_all(os.getpid())
@@ -157,10 +163,13 @@ class Supervisor:
 
     def _run_in(self, workplace: Workplace) -> int:
         job = self._job
-        remove_path(self._files)
-        self._files.mkdir(parents=True)
+        self._is_resumed = bool(job.resume) and self._files.is_dir()
+        if not self._is_resumed:
+            remove_path(self._files)
+            self._files.mkdir(parents=True)
         port = str(_free_port())
-        values = {**job.values, template.PORT: port, template.TREE: str(workplace.top)}
+        own = {template.PORT: port, template.TREE: str(workplace.top)}
+        values = {**job.values, **own, template.RESUME: job.resume if self._is_resumed else []}
         words = template.expanded(job.words, values)
         if os.sep in words[0] and (missed := workplace.missed_in(words[0])):
             raise Refused(_advice_for(missed))
@@ -175,7 +184,8 @@ class Supervisor:
         if missed := workplace.missed_in(output.last):
             self._problem = _advice_for(missed)
         failure = self._failure(ended, found, output)
-        facts = {"started": started, "load": os.getloadavg()[0], "notes": workplace.leave()}
+        resumed = [RESUMED] if self._is_resumed else []
+        facts = {"started": started, "load": os.getloadavg()[0], "notes": [*workplace.leave(), *resumed]}
         if isinstance(workplace, TreeWorkplace):
             facts["imports_tree"] = workplace.has_imported
         self._write(ended, found, output, failure, facts)
@@ -339,12 +349,12 @@ class Supervisor:
             write_json(self._run_folder / CURVE, {"values": values}, indent=None)
         summary = {
             job.metric: sign * last.value if last is not None and not failure else None,
-            "seconds": ended.seconds,
+            "seconds": None if self._is_resumed else ended.seconds,
             "peak_memory_gib": ended.peak_bytes / GIB if ended.peak_bytes else None,
             "steps": steps,
             "threads": job.threads,
             "exit_status": ended.status,
-            "output": output.digest,
+            "output": None if self._is_resumed else output.digest,
             **told,
             **counts,
             **facts,

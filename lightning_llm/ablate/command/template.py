@@ -13,6 +13,7 @@ from typing import Any
 from lightning_llm.io.untrusted import shown
 
 SEED, RUN, OPTIONS, DEVICE, PORT, TREE = "seed", "run", "options", "device", "port", "tree"
+RESUME = "resume"
 PLACEHOLDERS = {
     SEED: "the seed of the run",
     RUN: "an empty folder of the run's own",
@@ -20,6 +21,7 @@ PLACEHOLDERS = {
     DEVICE: "cpu or cuda",
     PORT: "a free port",
     TREE: "the folder of the revision that runs",
+    RESUME: "what --resume says, in a run that was interrupted",
 }
 OF_SHELL = ("|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "&>", "cd")
 OPTION = "--{name}={value}"

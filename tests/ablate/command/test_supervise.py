@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lightning_llm.ablate.command import supervise
+from lightning_llm.ablate.command import process, supervise
 from lightning_llm.ablate.command.log import CappedLog
 from lightning_llm.ablate.command.process import SupervisedProcess
 from lightning_llm.ablate.command.supervise import Job
@@ -159,17 +160,71 @@ while not os.path.exists('pid') or not open('pid').read(): time.sleep(0.05)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_interrupted_has_no_result_and_leaves_nothing_running(job, tmp_path, number):
     code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
-    process = SupervisedProcess(job(code))
+    supervised = SupervisedProcess(job(code))
     pid = tmp_path / "work" / "pid"
     while not (pid.exists() and pid.read_text()):
         time.sleep(0.05)
-    os.kill(process.pid, number)
-    assert process.wait() == (143 if number == signal.SIGTERM else -9)
+    os.kill(supervised.pid, number)
+    assert supervised.wait() == (143 if number == signal.SIGTERM else -9)
     deadline = time.monotonic() + 60
     while is_alive(int(pid.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert run_state(Path(job(code).run_folder)).description == "has not ended yet, or was killed"
+
+
+def test_a_supervisor_starts_without_what_takes_long():
+    """SciPy alone took 0.4 s, for each run."""
+    code = f"import sys, {supervise.__name__}; print(*{{'torch', 'numpy', 'scipy', 'yaml'}} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
+
+
+def test_a_supervisor_that_is_killed_before_it_has_its_job_has_ended(job, monkeypatch):
+    popen = subprocess.Popen
+
+    def killed(words, **options):
+        child = popen(words, **options)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        return child
+
+    monkeypatch.setattr(process.subprocess, "Popen", killed)
+    assert SupervisedProcess(job(LOSS)).wait() == -9
+
+
+RESUMED = """
+import os, sys, time
+run, *words = sys.argv[1:]
+state = os.path.join(run, "state")
+print("words", words, os.path.exists(state))
+if not words:
+    open(state, "x").close()
+    {after}
+print("loss 2.5")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_is_resumed_if_the_command_can(job, number):
+    run = job(RESUMED.format(after="time.sleep(600)"), is_first=True)
+    run = msgspec.structs.replace(run, words=[*run.words, "{resume}"], resume=["--init", "a b"])
+    supervised = SupervisedProcess(run)
+    while not (Path(run.files) / "state").exists():
+        time.sleep(0.05)
+    os.kill(supervised.pid, number)
+    assert supervised.wait() != 0
+    assert ended(run)[:2] == (0, "finished")
+    assert "words ['--init', 'a b'] True" in Path(run.log).read_text()
+    summary = summary_of(run)
+    assert (summary["loss"], summary["seconds"], summary["output"]) == (2.5, None, None)
+    assert any("was interrupted, and resumed" in note for note in summary["notes"])
+
+
+def test_after_a_mistake_nothing_is_resumed(job):
+    run = job(RESUMED.format(after="sys.exit()"), is_first=True)
+    run = msgspec.structs.replace(run, words=[*run.words, "{resume}"], resume=["--init"])
+    for _ in range(2):  # the second one would not make its state where that of the first is
+        assert ended(run)[2].endswith("; its last line: words [] False")
 
 
 def test_a_program_that_somebody_kills_starts_again_and_the_second_time_is_an_outcome(job):
