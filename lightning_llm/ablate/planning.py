@@ -16,11 +16,10 @@ import msgspec
 from lightning_llm.ablate import claims
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, earlier
-from lightning_llm.ablate.names import BASELINE, titled
+from lightning_llm.ablate.names import BASELINE, PLAN, titled
 from lightning_llm.ablate.options import flat_options
 from lightning_llm.ablate.plan import (
     EXTENSIONS,
-    PLAN,
     RUNS,
     Plan,
     PlannedVariant,
