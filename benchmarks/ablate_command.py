@@ -4,7 +4,7 @@
 of a pair, and each run something of its own, so that two options differ by nothing, or by a known amount. The share of
 verdicts is compared with the error rate, and with what ``ablate power`` says. ``pairing`` trains
 ``examples/any_program/train.py``: what a seed shares where a variant draws as many random numbers as the baseline, and
-where it draws more, so that its batches are others too.
+where it draws more, so that its batches are others too. ``fit`` trains a model of the same size with the same changes.
 """
 
 import json
@@ -16,10 +16,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.ablate_experiments import workplace
 from lightning_llm.bench.harness import Request
 from lightning_llm.bench.rows import Row
 from lightning_llm.cli.ablate import run_ablate
+from lightning_llm.io.atomic import write_text
 from lightning_llm.statistics.design import BETTER, UNDECIDED, WORSE, Design
 from lightning_llm.statistics.power import outlook
 
@@ -40,11 +43,39 @@ MOST_FALSE, POWER_TOLERANCE = 6, 0.10
 EXAMPLE = Path(__file__).parents[1] / "examples" / "any_program"
 ITERATIONS = 200
 ALIKE, OTHERWISE = "learning_rate=0.0012", "n_embd=68"  # the second draws more initial values before its batches
+OF_FIT = {ALIKE: "model.optimizer.init_args.lr=0.0012", OTHERWISE: "model.architecture.hidden_size=68"}
+FIT = {
+    "model": {
+        "architecture": {
+            "hidden_size": 64,
+            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 256,
+            "max_position_embeddings": 64,
+            "mlp": "gelu",
+        },
+        "optimizer": {"class_path": "lightning_llm.optim.AdamW", "init_args": {"lr": 0.001}},
+    },
+    "data": {
+        "path": str(EXAMPLE / "input.txt"),
+        "tokenizer": "char",
+        "context_length": 64,
+        "global_batch_size": 16,
+    },
+    "trainer": {"max_steps": ITERATIONS, "val_check_interval": ITERATIONS},
+}
 
 
-def _experiment(folder: Path, command: str, variant: dict[str, str], first_seed: int, pairs: int) -> dict[str, Any]:
+def _of_command(command: str) -> list[str]:
+    return ["--command", command, "--read", "val loss {number}"]
+
+
+def _experiment(
+    folder: Path, program: list[str], variant: dict[str, str], first_seed: int, pairs: int
+) -> dict[str, Any]:
     """The report of an experiment."""
-    words = ["run", "--command", command, "--read", "val loss {number}", "--pairs", str(pairs), "--out", str(folder)]
+    words = ["run", *program, "--pairs", str(pairs), "--out", str(folder)]
     words += [word for name, value in variant.items() for word in ("--with", f"{name}={value}")]
     words[words.index("--with")] = "--vary"
     words += ["--first-seed", str(first_seed)]
@@ -63,7 +94,7 @@ def _verdicts(effect: float) -> Iterator[str]:
         command = f"sh -c '{sys.executable} {folder}/program.py --seed={{seed}} {{options}} # {{run}}'"
         for number in range(EXPERIMENTS):
             variant = {"variant": str(number), "effect": str(effect * SD)}
-            report = _experiment(folder / f"{effect}-{number}", command, variant, 1000 * number, PAIRS)
+            report = _experiment(folder / f"{effect}-{number}", _of_command(command), variant, 1000 * number, PAIRS)
             (row,) = report["variants"].values()
             yield str(row["verdict"])
 
@@ -93,9 +124,17 @@ def pairing(request: Request) -> Iterator[Row]:
     command = f"{script} --seed={{seed}} --out_dir={{run}} {{options}}"
     for label, option in {"the same batches": ALIKE, "other batches": OTHERWISE}.items():
         with workplace() as folder:
-            name, _, value = option.partition("=")
-            report = _experiment(folder / "pairing", command, {name: value}, 0, PAIRS)
-        (row,) = report["variants"].values()
-        saved = None if row["noise"] is None else row["noise"]["seeds_saved"]
-        facts = {"sd": row["sd"], "correlation": row["correlation"], "difference": row["difference"], "saved": saved}
-        yield request.row(f"{option}: {label}", **facts, pairs=row["pairs"], cores=len(os.sched_getaffinity(0)))
+            yield _paired(request, folder, f"{option}: {label}", _of_command(command), option)
+    for option, of_fit in OF_FIT.items():
+        with workplace() as folder:
+            write_text(folder / "fit.yaml", yaml.safe_dump(FIT))
+            program = ["--baseline", str(folder / "fit.yaml"), "--match", "tokens"]
+            yield _paired(request, folder, f"{option}: fit", program, of_fit)
+
+
+def _paired(request: Request, folder: Path, label: str, program: list[str], option: str) -> Row:
+    name, _, value = option.partition("=")
+    (row,) = _experiment(folder / "pairing", program, {name: value}, 0, PAIRS)["variants"].values()
+    saved = None if row["noise"] is None else row["noise"]["seeds_saved"]
+    facts = {"sd": row["sd"], "correlation": row["correlation"], "difference": row["difference"], "saved": saved}
+    return request.row(label, **facts, pairs=row["pairs"], cores=len(os.sched_getaffinity(0)))

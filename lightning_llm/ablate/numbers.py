@@ -253,7 +253,7 @@ def _sides(losses: Losses, baseline: str, unpaired: bool) -> tuple[list[Seed], d
     source, by_variant = losses.source, losses.by_variant
     if baseline not in by_variant:
         names = listed(by_variant) or "its variants, and it has none"
-        raise ValueError(f"baseline must be one of {names}: {source} has no variant {shown(baseline)}")
+        raise ValueError(f"baseline (--baseline) must be one of {names}: {source} has no variant {shown(baseline)}")
     if len(by_variant) == 1:
         raise ValueError(f"{source} has only {shown(baseline)}: it needs the losses of a variant too")
     for name, runs in by_variant.items():
@@ -282,7 +282,7 @@ def _check_pairs(losses: Losses, baseline: str, name: str, runs: BySeed) -> None
     seeds = losses.by_variant[baseline]
     if runs.keys() == seeds.keys():
         return
-    advice = "write nan for a run that failed; use unpaired only if each variant was planned with its own seeds"
+    advice = "write nan for a run that failed; unpaired (--unpaired) is for variants that were planned with other seeds"
     if not losses.has_seeds:
         counts = f"{len(runs)} run{'s' * (len(runs) != 1)} of {shown(name)} and {len(seeds)} of {shown(baseline)}"
         raise ValueError(f"{losses.source} has {counts}, and every pair needs both: {advice}")

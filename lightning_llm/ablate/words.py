@@ -181,7 +181,7 @@ def _secondary_lines(rows: Sequence[tuple[str, Mapping[str, Any]]], units: Mappi
         for metric, found in row["secondary"].items():
             within = "no interval" if found["interval"] is None else bounds(found["interval"])
             yield f"{name}, secondary: {metric} difference {signed(found['difference'])} ({within}) {units[metric]}."
-    if units:
+    if any(row["secondary"] for _, row in rows):
         yield ABOUT_SECONDARY
 
 

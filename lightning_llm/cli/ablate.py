@@ -38,6 +38,7 @@ from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
 from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
+from lightning_llm.cli.ablate_ideas import patch_lines, patch_of
 from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder, write_ladder
 from lightning_llm.cli.ablate_try import add_options, run_idea
 from lightning_llm.cli.ablate_variants import add_command, add_variants, command_in, fit_as_command
@@ -312,7 +313,10 @@ def _status(options: argparse.Namespace) -> None:
             _status(argparse.Namespace(folder=folder.parent))
         return
     if (options.folder / STREAM).exists():
-        _show_stream(Stream.read(options.folder))
+        stream = Stream.read(options.folder)
+        _show_stream(stream)
+        for verdict in stream.verdicts[-1:]:
+            Console().say(*patch_lines(stream, patch_of(stream, verdict), verdict))
         return
     loaded, console = load_experiment(options.folder), Console()
     needed = loaded.state.needed

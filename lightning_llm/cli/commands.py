@@ -90,7 +90,7 @@ OPTIONS = {
 }
 OF_PROGRAMS = "docs/any-program.md"  # for the errors of ablate about a command in place of fit
 _OPTIONS_OF_PROGRAMS = "command|read|read-file|key|reseed|resume|against|revisions|link|setup|keep-trees|option|null"
-_WORDS_OF_PROGRAMS = "names a (?:command|setup)|the program|of the baseline failed"
+_WORDS_OF_PROGRAMS = "names a (?:command|setup)|the program|the code in|of the baseline failed"
 _OF_PROGRAM = re.compile(rf"--(?:{_OPTIONS_OF_PROGRAMS})(?![\w-])|\b(?:{_WORDS_OF_PROGRAMS})\b")
 _PAGES = {word: page for page, words in OPTIONS.items() for word in words.split(", ")}
 _LONGEST_FIRST = "|".join(map(re.escape, sorted(_PAGES, key=len, reverse=True)))

@@ -195,8 +195,12 @@ SHORT = {"baseline": BASELINE, "gelu": GELU[:7]}
 @pytest.mark.parametrize(
     ("losses", "options", "says"),
     [
-        (LOSSES, {"baseline": "relu"}, "baseline must be one of baseline, gelu, relu2: losses has no variant 'relu'$"),
-        ({}, {}, "baseline must be one of its variants, and it has none: losses has"),
+        (
+            LOSSES,
+            {"baseline": "relu"},
+            r"baseline \(--baseline\) must be one of baseline, gelu, relu2: losses has no variant",
+        ),
+        ({}, {}, r"baseline \(--baseline\) must be one of its variants, and it has none: losses has"),
         ({"baseline": BASELINE}, {}, "losses has only 'baseline': it needs the losses of a variant too"),
         (ONE, {}, "losses has one seed per variant, .*: train each variant with 4 seeds or more; .* power"),
         ({"baseline": BASELINE, "gelu": [3.1]}, {"unpaired": True}, "losses has one run of 'gelu', which"),

@@ -72,6 +72,8 @@ def test_ideas_are_the_code_of_the_working_tree(repository, capsys):
     assert "rejected (place 1 of the stream)" in said
     assert "its runs are bit-identical to the baseline's" in said
     back = next(line for line in said.splitlines() if line.startswith("To take it back: ")).partition(": ")[2]
+    assert main(["ablate", "status", "s"]) == 0
+    assert f"To take it back: {back}\n" in capsys.readouterr().out
     subprocess.run(back, shell=True, check=True)
     assert (Path("train.py").read_text(), Path("notes.txt").read_text()) == (PROGRAM, "mine")
     Path("notes.txt").unlink()

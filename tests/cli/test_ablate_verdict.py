@@ -55,7 +55,7 @@ def test_options_reach_the_verdict(said):
 @pytest.mark.parametrize(
     ("content", "options", "line"),
     [
-        (WIDE, (), "baseline must be one of none, gelu: losses.csv has no variant 'baseline'"),
+        (WIDE, (), "baseline (--baseline) must be one of none, gelu: losses.csv has no variant 'baseline'"),
         (LONG, (), "losses.csv has several columns: metric must be one of steps, loss"),
         (LONG, ("--metric", "bpb"), "metric must be one of steps, loss: losses.csv has no column 'bpb'"),
         (LONG, ("--metric", "loss", "--alpha", "5"), "alpha must be above 0 and below 0.5, got 5.0"),
