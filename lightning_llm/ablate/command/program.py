@@ -18,7 +18,7 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan, code_hash, digest
 from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run, log_of
 from lightning_llm.ablate.run_process import THREADS, environment_of_run
-from lightning_llm.ablate.slots import Slot
+from lightning_llm.ablate.slots import VISIBLE, Slot
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.untrusted import file_name, read_json
@@ -76,6 +76,7 @@ class CommandProgram(Program):
                 key=command.key,
                 place=self._place(run),
                 environment=environment_of(self.plan, slot),
+                gpus=slot.environment.get(VISIBLE, ""),
                 cores=list(slot.cores),
                 threads=self.plan.record.threads,
                 time_limit_s=command.time_limit_s,

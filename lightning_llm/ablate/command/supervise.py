@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from lightning_llm.ablate.command import descendants, template
+from lightning_llm.ablate.command.gpu_memory import used_bytes
 from lightning_llm.ablate.command.log import CappedLog
 from lightning_llm.ablate.command.reading import (
     FACTS,
@@ -45,7 +46,8 @@ from lightning_llm.runs.lock import RunLock
 from lightning_llm.runs.status import DIVERGED, FAILED, FINISHED, write_status
 
 CURVE = "curve.json"
-SAMPLE_S = 0.5
+SAMPLE_S, SAMPLE_GPUS_S = 0.5, 2.0  # asking the driver takes longer
+ON_GPUS = "peak_memory_gib is memory on the GPUs of a run, as their driver reports it every 2 seconds."
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 16
 LONGEST_SHOWN = 300
@@ -73,6 +75,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         key: In the file.
         place: Where it starts.
         environment: All that it finds, besides what its place adds.
+        gpus: As ``CUDA_VISIBLE_DEVICES`` names them; empty: none.
         cores: Those that it may use; empty: all.
         threads: Of its libraries.
         time_limit_s: ``None``: none.
@@ -93,6 +96,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     place: Place
     environment: dict[str, str]
+    gpus: str = ""
     cores: list[int] = []
     threads: int = 1
     time_limit_s: float | None = None
@@ -114,7 +118,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     Attributes:
         status: Of its exit, or minus a signal.
         seconds: That it took.
-        peak_bytes: Of all its processes together.
+        peak_bytes: Of all its processes together: on its GPUs, if their driver tells, else on the host.
         timed_out: Whether the time limit ended it.
     """
 
@@ -138,6 +142,7 @@ class Supervisor:
         self._is_asked_to_end = False
         self._problem = ""  # of the file with the metric
         self._is_resumed = False
+        self._used_before: int | None = None  # on its GPUs, by others
 
     def run(self) -> int:
         """Run it; the exit status of this process: 0 if there is a result."""
@@ -184,8 +189,8 @@ class Supervisor:
         if missed := workplace.missed_in(output.last):
             self._problem = _advice_for(missed)
         failure = self._failure(ended, found, output)
-        resumed = [RESUMED] if self._is_resumed else []
-        facts = {"started": started, "load": os.getloadavg()[0], "notes": [*workplace.leave(), *resumed]}
+        about = [RESUMED] * self._is_resumed + [ON_GPUS] * (self._used_before is not None)
+        facts = {"started": started, "load": os.getloadavg()[0], "notes": [*workplace.leave(), *about]}
         if isinstance(workplace, TreeWorkplace):
             facts["imports_tree"] = workplace.has_imported
         self._write(ended, found, output, failure, facts)
@@ -201,6 +206,7 @@ class Supervisor:
             Interrupted: This process is to end.
         """
         log = CappedLog(self._log)
+        self._used_before = used_bytes(self._job.gpus)
         started = time.monotonic()
         try:
             process = subprocess.Popen(
@@ -255,8 +261,8 @@ class Supervisor:
                         process.wait(SAMPLE_S)
                 now = time.monotonic()
                 if now >= next_sample:
-                    peak = max(peak, descendants.memory_of(descendants.descendants(os.getpid())))
-                    next_sample = now + SAMPLE_S
+                    peak = max(peak, self._memory())
+                    next_sample = now + (SAMPLE_S if self._used_before is None else SAMPLE_GPUS_S)
                 if limit is not None and now - started > limit:
                     timed_out = True
                     self._end(process)
@@ -267,6 +273,12 @@ class Supervisor:
         lines.end()
         process.stdout.close()
         return peak, timed_out
+
+    def _memory(self) -> int:
+        """Bytes that the program has now."""
+        if self._used_before is None:
+            return descendants.memory_of(descendants.descendants(os.getpid()))
+        return (used_bytes(self._job.gpus) or 0) - self._used_before
 
     def _execute_setup(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> None:
         """Run the set-up of a tree.

@@ -112,6 +112,27 @@ def test_a_summary_has_the_numbers(job):
     assert curve == {"values": [[1, 3.0], [5, 2.0]]}
 
 
+NVIDIA_SMI = """#!/bin/sh
+test "$*" = "--id=3,4 --query-gpu=memory.used --format=csv,noheader,nounits" || exit 1
+if [ -e FOLDER/on ]; then printf "3000\\n1000\\n"; else printf "500\\n500\\n"; fi
+"""
+
+
+@pytest.mark.parametrize(("gpus", "used"), [("3,4", 3000 / 1024), ("9", None)])
+def test_the_memory_of_a_run_with_gpus_is_what_their_driver_reports(job, tmp_path, monkeypatch, gpus, used):
+    """With a stand-in for its program; of GPUs that it does not know, the memory is that on the host."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.write_text(NVIDIA_SMI.replace("FOLDER", str(tmp_path / "work")))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    run = job(f"open('on', 'x'); import time; time.sleep({supervise.SAMPLE_GPUS_S + 0.5}); {LOSS}", gpus=gpus)
+    assert ended(run)[:2] == (0, "finished")
+    summary = summary_of(run)
+    assert (supervise.ON_GPUS in summary["notes"]) == (used is not None)
+    assert summary["peak_memory_gib"] == used or (used is None and 0 < summary["peak_memory_gib"] < 1)
+
+
 def test_a_metric_that_should_be_high_is_read_with_its_sign_changed(job):
     run = msgspec.structs.replace(job("print('loss 0.9')"), metric="-loss")
     assert ended(run)[:2] == (0, "finished")
