@@ -31,7 +31,6 @@ from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
 
-RENAMED_CALLBACKS = {"HonestResume": "ResumeDiff"}  # keys of their states in checkpoints of earlier versions
 MOST_TRIED, MOST_SECONDS = 3, 5.0  # of files that are read one after the other: more of them if they are read fast
 SECONDS, SECONDS_PER_BYTE = 1.0, 3e-9  # that files take by their size, several times what checksums take
 
@@ -69,8 +68,6 @@ def read_outline(path: Path, needs: tuple[str, ...] = ()) -> dict[str, Any]:
 def _validated(
     content: dict[str, Any], where: object, needs: tuple[str, ...] = (), *, of_tensors: bool = True
 ) -> dict[str, Any]:
-    if isinstance(states := content.get("callbacks"), dict):
-        content["callbacks"] = {RENAMED_CALLBACKS.get(name, name): state for name, state in states.items()}
     check_content(content, where, needs, of_tensors=of_tensors)
     return content
 

@@ -33,7 +33,6 @@ CHECKPOINT = "a checkpoint, or a run directory (its best checkpoint, else its ne
 def _export_options(parser: OneLineParser) -> None:
     add = parser.add_argument
     add("checkpoint", help=CHECKPOINT)
-    add("--to", choices=("hf",), default="hf", help="the format: hf, for transformers (default)")
     add("out", type=Path, metavar="DIR", help="the folder to write; must not exist, or be empty")
     add("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="largest file of weights (default: 5GB)")
     add_trust_option(parser)

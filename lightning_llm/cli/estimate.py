@@ -48,7 +48,7 @@ def _options(parser: OneLineParser) -> None:
     add("--micro-batch-size", type=int, metavar="N", help="rows of one forward pass on a device")
     add("--steps", type=int, metavar="N", help="optimizer steps (default: the config's)")
     share = "share of the device's peak, 0 to 1 (default: 0.4, assumed)"
-    add("--utilization", "--utilisation", type=float, metavar="U", help=share)
+    add("--utilization", type=float, metavar="U", help=share)
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
     add("--explain", action="store_true", help="print the formulas, term by term")
 

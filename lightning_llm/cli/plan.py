@@ -36,7 +36,7 @@ def _options(parser: OneLineParser) -> None:
     state = "allow AdamW's state in bfloat16, which changes results slightly; no other choice does"
     add("--allow-bf16-state", action="store_true", help=state)
     share = "fraction of the device's peak that large matmuls reach (default: %(default)s, assumed)"
-    add("--matmul-share", "--product-share", type=float, default=MATMUL_SHARE, metavar="U", help=share)
+    add("--matmul-share", type=float, default=MATMUL_SHARE, metavar="U", help=share)
     link = "bytes per second between processes (default: 100GB, assumed)"
     add("--link-bandwidth", type=size_option, default=int(LINK_BANDWIDTH), metavar="SIZE", help=link)
     add("--out", type=Path, metavar="FILE", help="write your config with the chosen settings")

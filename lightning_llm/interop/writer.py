@@ -57,9 +57,6 @@ class SourceRun:
     config: dict[str, Any] | None = None
 
 
-RunRecord = SourceRun  # its earlier name
-
-
 def export_model(
     model: Transformer,
     tokenizer: str | None,

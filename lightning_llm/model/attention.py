@@ -199,9 +199,6 @@ def _visible(context: Context, new: int, keys: int, window: int | None) -> Tenso
     return visible if visible.dim() == 2 else visible[:, None]
 
 
-attend = dot_product_attention  # its earlier name
-
-
 def _attention_by_form(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The attention of ``sizes.attention_form``, causal without a mask: (batch, heads, seq, head_dim)."""
     kind = "causal" if mask is None else "dense"

@@ -36,7 +36,6 @@ class Transformer(Compilable):
         config: Its shape. ``vocab_size`` must be known.
         seed: Of the initial values (``model.weights``). ``None``: one draw from torch's global generator.
         on_block: Called with each block as soon as it has its values: to move it, to shard it.
-        place: The earlier name of ``on_block``.
 
     Attributes:
         embed_positions: The part ``position``.
@@ -47,14 +46,11 @@ class Transformer(Compilable):
         ValueError: ``vocab_size`` is ``None``, or a part cannot be imported or made.
     """
 
-    def __init__(
-        self, config: ModelConfig, *, seed: int | None = None, on_block: BlockHook = None, place: BlockHook = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, seed: int | None = None, on_block: BlockHook = None) -> None:
         super().__init__()
         if config.vocab_size is None:
             raise ValueError("vocab_size is None: give the tokenizer's number of entries")
         self.config = config
-        on_block = on_block or place
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
         with drawing(seed, ""):  # so that what torch's constructors draw leaves the global generator alone

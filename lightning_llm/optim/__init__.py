@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from lightning_llm.optim.groups import GroupRule as GroupRule
     from lightning_llm.optim.groups import apply_group_factors as apply_group_factors
     from lightning_llm.optim.groups import check_coverage as check_coverage
-    from lightning_llm.optim.groups import own_rates as own_rates
     from lightning_llm.optim.groups import param_groups as param_groups
     from lightning_llm.optim.muon import MuonAdamW as MuonAdamW
     from lightning_llm.optim.schedules import *  # noqa: F403

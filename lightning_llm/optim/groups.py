@@ -128,9 +128,6 @@ def apply_group_factors(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-own_rates = apply_group_factors  # its name in version 0.1
-
-
 def check_coverage(module: nn.Module, groups: Iterable[ParamGroup]) -> None:
     """Checks that groups, ours or the user's own, hold every trainable parameter exactly once.
 

@@ -57,14 +57,14 @@ def runs(text_file, tmp_path_factory):
 @pytest.fixture
 def exported(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["export", str(runs["shakespeare-char"]), "--to", "hf", "out"]) == 0
+    assert main(["export", str(runs["shakespeare-char"]), "out"]) == 0
     assert "(step 2) -> out, as Qwen3ForCausalLM" in capsys.readouterr().out
     return tmp_path / "out"
 
 
 @pytest.mark.parametrize("name", ["shakespeare-char", "shakespeare-gpt"])
 def test_a_run_is_exported_and_loads(runs, tmp_path, name, capsys):
-    assert main(["export", str(runs[name]), "--to", "hf", str(tmp_path / "out")]) == 0
+    assert main(["export", str(runs[name]), str(tmp_path / "out")]) == 0
     ours, content = load_transformer(runs[name] / "checkpoints" / "best.ckpt")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
@@ -99,7 +99,7 @@ def test_every_shipped_config_has_a_home(config):
 def test_an_imported_model_is_exported_again_to_the_same_bytes(exported, tmp_path, capsys):
     assert main(["import", "out", "--out", "model.ckpt"]) == 0
     assert "its architecture: model.yaml" in capsys.readouterr().out
-    assert main(["export", "model.ckpt", "again", "--to", "hf"]) == 0
+    assert main(["export", "model.ckpt", "again"]) == 0
     for file in exported.iterdir():
         if file.name != "README.md":
             assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
@@ -125,9 +125,9 @@ def test_an_imported_checkpoint_generates_and_validates(exported, runs, text_fil
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["export", "nowhere", "--to", "hf", "x"], "nowhere"),
-        (["export", "RUN", "--to", "hf", "out"], "out is not empty"),
-        (["export", "RUN", "--to", "gguf", "x"], "invalid choice: 'gguf'"),
+        (["export", "nowhere", "x"], "nowhere"),
+        (["export", "RUN", "out"], "out is not empty"),
+        (["export", "RUN", "x", "--to", "gguf"], "invalid choice: 'gguf'"),
         (["export", "RUN", "x", "--max-shard-size", "5Gig"], "'5Gig' is not a size"),
         (["export", "RUN", "x", "--max-shard-size", "0"], "must hold at least a byte"),
         (["import", "nowhere", "--out", "x.ckpt"], "nowhere is not a folder"),

@@ -83,7 +83,7 @@ def test_what_lightnings_loops_count_matters_to_no_command_but_fit(finished, tin
     for words in (
         ["generate", str(path), "--max-new-tokens", "2", "--prompt", "a"],
         ["evaluate", str(path), "--data", "more.txt"],
-        ["export", str(path), "--to", "hf", "out"],
+        ["export", str(path), "out"],
         ["validate", "--ckpt_path", str(path)],
     ):
         assert main(words) == 0, words

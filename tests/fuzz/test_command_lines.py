@@ -62,7 +62,7 @@ LINES = {  # the first of each command ends well as it is
         [CKPT, "-", "--interactive"],
     ],
     "evaluate": [[RUN, "--data", "text.txt", "--stride", "4", "--per-document", "--json", "made.json"]],
-    "export": [[RUN, "--to", "hf", "made", "--max-shard-size", "8KB"]],
+    "export": [[RUN, "made", "--max-shard-size", "8KB"]],
     "import": [["hf", "--out", "made.ckpt"]],
     "consolidate": [[CKPT, "--out", "made.ckpt"]],
     "dashboard": [["runs", "--port", "0"]],

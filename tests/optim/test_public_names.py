@@ -5,8 +5,7 @@ from lightning_llm import optim
 
 def test_every_public_name_is_what_it_says():
     assert dir(optim) == sorted(optim.__all__)
-    assert optim.own_rates is optim.apply_group_factors  # its name in version 0.1
-    for name in set(optim.__all__) - {"own_rates"}:
+    for name in optim.__all__:
         assert getattr(optim, name).__name__ == name
         assert getattr(optim, name).__module__.startswith("lightning_llm.optim.")
 

@@ -226,8 +226,7 @@ def test_a_group_of_gloo_is_made_once_and_only_beside_another_backend(monkeypatc
     distributed._gloo_group.cache_clear()
 
 
-@pytest.mark.parametrize("argument", ["on_block", "place"])  # its earlier name
-def test_no_process_holds_two_whole_blocks_while_the_model_is_made(argument):
+def test_no_process_holds_two_whole_blocks_while_the_model_is_made():
     whole = []
 
     def on_block(block):
@@ -237,7 +236,7 @@ def test_no_process_holds_two_whole_blocks_while_the_model_is_made(argument):
                 delattr(module, name)  # as sharding leaves a part of it
         whole.append(block)
 
-    assert len(Transformer(config(num_hidden_layers=5), **{argument: on_block}).layers) == len(whole) == 5
+    assert len(Transformer(config(num_hidden_layers=5), on_block=on_block).layers) == len(whole) == 5
 
 
 @pytest.mark.parametrize("given", ["fsdp", "fsdp_cpu_offload"])

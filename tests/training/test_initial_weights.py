@@ -24,7 +24,7 @@ SAVED = {"trainer.max_steps": 2, "trainer.val_check_interval": 1, "trainer.preci
 def exported(tiny, capsys):
     """A run, and ``out``, its weights as a folder of transformers."""
     tiny("fit", **SAVED)
-    assert main(["export", str(RUN), "--to", "hf", "out"]) == 0
+    assert main(["export", str(RUN), "out"]) == 0
     capsys.readouterr()
 
 
@@ -151,5 +151,5 @@ def test_what_a_constructor_sets_begins_no_resumed_and_no_loaded_run(tiny, capsy
     for name, value in weights_of(loaded).items():
         assert torch.equal(value, trained[name]), name
     assert summary_of(loaded)["initial_scales"]["MLP output"][0] != 0.5
-    assert main(["export", whole.trainer.log_dir, "--to", "hf", "out", "--trust-code"]) == 2
+    assert main(["export", whole.trainer.log_dir, "out", "--trust-code"]) == 2
     assert "Halves" in capsys.readouterr().err

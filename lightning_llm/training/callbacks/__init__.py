@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from lightning_llm.training.callbacks.progress import StatusFile as StatusFile
     from lightning_llm.training.callbacks.progress import StepProgressBar as StepProgressBar
     from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck as RankConsistencyCheck
-    from lightning_llm.training.callbacks.rank_consistency import SameEverywhere as SameEverywhere
-    from lightning_llm.training.callbacks.resume_diff import HonestResume as HonestResume
     from lightning_llm.training.callbacks.resume_diff import ResumeDiff as ResumeDiff
     from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints as RunCheckpoints
     from lightning_llm.training.callbacks.samples import SampleText as SampleText

@@ -81,6 +81,3 @@ def gather(facts: Facts, group: Any) -> list[Facts]:
     contents = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(contents, padded, group=group)
     return [json.loads(bytes(padded[: int(size)].tolist())) for padded, size in zip(contents, sizes, strict=True)]
-
-
-SameEverywhere = RankConsistencyCheck  # its name in 0.1, for one more version

@@ -115,6 +115,3 @@ def _advance(scheduler: Any, steps: int) -> None:
         warnings.simplefilter("ignore")  # torch warns that the optimizer has not stepped in between
         for _ in range(steps):
             scheduler.step()
-
-
-HonestResume = ResumeDiff  # its name in 0.1, for one more version

@@ -1,12 +1,10 @@
-"""Ranks that do not run the same, and names of earlier versions."""
+"""Ranks that do not run the same."""
 
 import torch
 import torch.distributed as dist
 
 from lightning_llm.runs.code import package_digest
-from lightning_llm.training import callbacks
 from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck, differences_of, gather
-from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 
 
 def facts(**changes):
@@ -50,8 +48,3 @@ def gather_in(rank):
 
 def test_facts_of_all_processes_in_their_order(two_processes):
     two_processes(gather_in)
-
-
-def test_the_names_of_earlier_versions_mean_the_same():
-    assert callbacks.HonestResume is ResumeDiff
-    assert callbacks.SameEverywhere is RankConsistencyCheck

@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-import torch
 
 from lightning_llm.optim import cosine_lr
 from lightning_llm.training.callbacks import ResumeDiff
@@ -25,16 +24,6 @@ def test_flags_win_over_the_checkpoint_and_are_said(tiny, capsys):
     assert {group["lr"] for group in groups} == {0.002}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.5}
     assert curves(RUN)["learning_rate"][3] == (4, pytest.approx(0.002))
-
-
-def test_a_checkpoint_of_an_earlier_version_tells_its_options_under_the_old_name(tiny, capsys):
-    tiny("fit", **{"trainer.max_steps": 3, "model.optimizer.lr": 0.001})
-    path = FOLDER / "step-00000003.ckpt"
-    content = torch.load(path, weights_only=True)
-    content["callbacks"]["HonestResume"] = content["callbacks"].pop("ResumeDiff")
-    torch.save(content, path)
-    tiny("fit", "--ckpt_path=last", **{"model.optimizer.lr": 0.002, "trainer.max_steps": 4})
-    assert "lr: 0.001 -> 0.002" in capsys.readouterr().out
 
 
 def test_nothing_is_said_where_nothing_has_changed(tiny, capsys):
