@@ -127,7 +127,6 @@ def test_an_imported_checkpoint_generates_and_validates(exported, runs, text_fil
     [
         (["export", "nowhere", "x"], "nowhere"),
         (["export", "RUN", "out"], "out is not empty"),
-        (["export", "RUN", "x", "--to", "gguf"], "invalid choice: 'gguf'"),
         (["export", "RUN", "x", "--max-shard-size", "5Gig"], "'5Gig' is not a size"),
         (["export", "RUN", "x", "--max-shard-size", "0"], "must hold at least a byte"),
         (["import", "nowhere", "--out", "x.ckpt"], "nowhere is not a folder"),
