@@ -362,7 +362,7 @@ def test_kills_change_no_number(his, compare):
 def victims_of(command, kind, killed):
     """The processes of a kind, with the signal, while a program runs; of each run's programs one, since two count."""
     running = {pid: words_of(pid) for pid in descendants(command)}
-    programs = [pid for pid, words in running.items() if "train.py" in words]
+    programs = [pid for pid, words in running.items() if words.startswith(f"{PYTHON} train.py")]  # git names it too
     if kind == "command":
         return [(command, signal.SIGKILL)] if programs else []
     if kind == "supervisor":
