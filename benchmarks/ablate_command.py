@@ -130,7 +130,9 @@ def pairing(request: Request) -> Iterator[Row]:
         with workplace() as folder:
             write_text(folder / "fit.yaml", yaml.safe_dump(FIT))
             program = ["--baseline", str(folder / "fit.yaml"), "--match", "tokens"]
-            yield _paired(request, folder, f"fit, {option.rpartition('.')[2]}: the same batches", program, option)
+            name, _, value = option.partition("=")
+            label = f"fit, {name.rpartition('.')[2]}={value}: the same batches"
+            yield _paired(request, folder, label, program, option)
 
 
 def _paired(request: Request, folder: Path, label: str, program: list[str], option: str) -> Row:
