@@ -4,7 +4,8 @@
 of a pair, and each run something of its own, so that two options differ by nothing, or by a known amount. The share of
 verdicts is compared with the error rate, and with what ``ablate power`` says. ``pairing`` trains
 ``examples/any_program/train.py``: what a seed shares where a variant draws as many random numbers as the baseline, and
-where it draws more, so that its batches are others too. ``fit`` trains a model of the same size with the same changes.
+where it draws more, so that its batches are others too. ``fit`` trains a model of about this size, with another
+learning rate and with wider MLPs.
 """
 
 import json

@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver, util
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from lightning_llm.ablate.program import Process
-from lightning_llm.io.processes import is_alive
+from lightning_llm.io.processes import await_ends, is_alive
 from lightning_llm.io.untrusted import open_regular
 
 PRELOADED = ["torch.utils.tensorboard", "lightning.pytorch.cli", "tokenizers", "safetensors.torch", "scipy.stats"]
@@ -84,12 +83,8 @@ class RunProcess:
         self._process.join(wait_s)
         if self._process.exitcode != SERVER_LOST:
             return self._process.exitcode
-        deadline = time.monotonic() + wait_s
-        while is_alive(self.pid):  # it is a child of nobody here, so nothing tells its end
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(0.05)
-        return -signal.SIGKILL
+        await_ends([self.pid], wait_s)
+        return None if is_alive(self.pid) else -signal.SIGKILL
 
     def wait(self) -> int:
         """Its exit status, or minus the signal that ended it, once it has ended."""

@@ -10,12 +10,13 @@ import argparse
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.command.settings import COMMAND_LINE
+from lightning_llm.ablate.command.settings import COMMAND_LINE, KEYS
 from lightning_llm.ablate.command.template import PLACEHOLDERS
 from lightning_llm.ablate.experiment import METRICS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
@@ -56,6 +57,7 @@ from lightning_llm.statistics.power import SPREADS
 if TYPE_CHECKING:
     from lightning_llm.ablate.planning import Draft
 
+OF_PROGRAMS = "docs/any-program.md"  # explains errors about a command in place of fit
 AGAIN = "; the same command again continues"
 MAY_BEGIN_WITH_MINUS = {"--metric": "-[^-]", "--resume": "-"}  # how a value begins, by option
 # Their options follow those of run
@@ -180,7 +182,26 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     options.of_fit = of_fit
     with interrupts.taken("ablate"):
-        return options.act(options)
+        try:
+            return options.act(options)
+        except ValueError as error:
+            if _has_command(options):
+                raise ValueError(f"{error} ({OF_PROGRAMS})") from error
+            raise
+
+
+def _has_command(options: argparse.Namespace) -> bool:
+    """Whether a command in place of ``fit`` is compared, as far as can be read."""
+    if options.action == "try":  # whose page explains both
+        return False
+    path = getattr(options, "experiment", None) or getattr(options, "folder", None)
+    with suppress(ValueError, OSError):
+        if path is None:
+            return any(getattr(options, key, None) is not None for key in (*KEYS, "unchanged", "read_file", "key"))
+        if Path(path).is_dir():
+            return Plan.read(Path(path)).experiment.command is not None
+        return "command" in read_config(Path(path))
+    return False
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -88,10 +88,6 @@ OPTIONS = {
     "dropout, attention_bias, mlp_bias, lm_head_bias, tie_word_embeddings, initializer_range, architecture",
     "docs/resume.md": "ckpt_path, checkpoint, checkpoints, weights_only, disk, stopped",
 }
-OF_PROGRAMS = "docs/any-program.md"  # for the errors of ablate about a command in place of fit
-_OPTIONS_OF_PROGRAMS = "command|read|read-file|key|reseed|resume|against|revisions|link|setup|keep-trees|option|null"
-_WORDS_OF_PROGRAMS = "names a (?:command|setup)|the program|the code in|of the baseline failed"
-_OF_PROGRAM = re.compile(rf"--(?:{_OPTIONS_OF_PROGRAMS})(?![\w-])|\b(?:{_WORDS_OF_PROGRAMS})\b")
 _PAGES = {word: page for page, words in OPTIONS.items() for word in words.split(", ")}
 _LONGEST_FIRST = "|".join(map(re.escape, sorted(_PAGES, key=len, reverse=True)))
 _WORD = re.compile(rf"(?<![\w.])(?:[\w.]*\.)?({_LONGEST_FIRST})(?!\w)")  # perhaps with its section, as in data.store
@@ -111,8 +107,7 @@ def with_page(command: str, line: str) -> str:
     matches = [match[1] for match in _WORD.finditer(line) if command in TRAINER_WORDS or match[1] == NO_TEXT]
     # the name of a class, which is capitalized, says more than the option that it was given to
     word = min(matches, key=lambda word: not word[0].isupper(), default="")
-    page = _PAGES.get(word) or page_of(command)
-    return f"{line} ({OF_PROGRAMS if page == COMMANDS['ablate'].page and _OF_PROGRAM.search(line) else page})"
+    return f"{line} ({_PAGES.get(word) or page_of(command)})"
 
 
 def page_of(command: str) -> str:

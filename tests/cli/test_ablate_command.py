@@ -262,6 +262,8 @@ READS = ("--read", READ)
         (COMMAND, (*READS, *HIGH, "--resume", "-r"), "--resume '-r' needs {resume} in the command, and {run}"),
         (f"{COMMAND} {{resume}}", (*READS, *HIGH, "--resume", "-r"), "--resume '-r' needs {resume} in the command"),
         (f"{COMMAND} {{resume}}", (*READS, *HIGH), "--command has {resume}: --resume says what it becomes"),
+        (f"{COMMAND} {{resume}} {{run}}", (*READS, *HIGH, "--resume", "-r {resume}"), "--resume '-r {resume}' has"),
+        (f"{COMMAND} {{resume}} {{run}}", (*READS, *HIGH, "--resume", "-r {rum}"), "--resume has {rum}, which"),
         (COMMAND, (*READS, *HIGH, "--gpus-per-run", "0"), "the command line: gpus_per_run is 0, expected"),
         (COMMAND, (*READS, *HIGH, "--pairs", "1"), "the command line: pairs 1: one pair has no interval"),
         (COMMAND, (*READS, "--vary", "lr=3", "--vary", "lr=3"), "--vary lr=3: the variant lr=3 is given twice"),
@@ -271,6 +273,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(ablate, command, words, line):
     status, out, err = ablate("run", "--command", command, *words)
     assert (status, out) == (2, "")
     assert the_line(err).startswith(line)
+    assert the_line(err).endswith(" (docs/any-program.md)")
     assert not FOLDERS.exists()
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lightning_llm.io.processes import is_alive, is_first_process
+from lightning_llm.io.processes import await_ends, is_alive, is_first_process
 
 
 def test_a_process_is_alive_until_it_has_ended():
@@ -14,6 +14,21 @@ def test_a_process_is_alive_until_it_has_ended():
     assert is_alive(process.pid)
     process.communicate(b"\n")
     assert not is_alive(process.pid)
+
+
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_the_end_of_another_s_child_is_waited_for(monkeypatch, has_descriptors):
+    if not has_descriptors:
+        monkeypatch.delattr(os, "pidfd_open")
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()']).pid, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
+        await_ends([child, 10**7], 0.01)  # the second one does not exist
+        assert is_alive(child)
+        os.kill(child, 9)
+        await_ends([child], 60.0)
+        assert not is_alive(child)
+        parent.stdin.close()
 
 
 def test_a_process_of_somebody_else_is_alive(monkeypatch):

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from lightning_llm.io.processes import await_ends
+
 KIB = 1024
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
-_POLL_S = 0.05
+AFTER_KILL_S = 0.05  # for the kernel to end them
 _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
 
 
@@ -57,8 +59,7 @@ def end_all(process: int, grace_s: float = GRACE_S) -> None:
         for child in running:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, number)
-        while any(map(_runs, running)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)  # nothing tells the end of a process that is nobody's child here
+        await_ends(running, max(0.0, deadline - time.monotonic()) if number == signal.SIGTERM else AFTER_KILL_S)
         number = signal.SIGKILL
         if time.monotonic() > deadline + grace_s:  # one that the kernel does not let go, as on a dead network disk
             return

@@ -150,7 +150,13 @@ class CommandProgram(Program):
         return [*self.command.notes(tells), *of_runs, *self._load_note(results)]
 
     def _load_note(self, results: Mapping[RunKey, Any]) -> Iterator[str]:
-        """A line if the baseline's losses vary with the load of the machine."""
+        """A line if the baseline's losses vary with the load of the machine, and not by chance alone.
+
+        Where its first run was repeated with the same loss, under another load, they do not depend on that.
+        """
+        first, again = (results.get(RunKey(name, self.plan.experiment.first_seed)) for name in (BASELINE, AGAIN))
+        if first is not None and again is not None and first.loss == again.loss:
+            return
         ended = [result for run, result in results.items() if run.name == BASELINE and not result.has_failed]
         loads, losses = [result.summary.get("load") for result in ended], [result.loss for result in ended]
         if len(ended) < FEWEST_FOR_LOAD or None in loads or len({*loads}) == 1 or len({*losses}) == 1:

@@ -51,7 +51,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         file: That file, below ``{run}``, or below the folder that the command starts in if it has no ``{run}``.
         key: Of the metric in the file.
         reseed: Whether the run's seed is added to every seed that the program itself sets.
-        resume: What ``{resume}`` is in a run that was interrupted; empty: it starts again with an empty ``{run}``.
+        resume: The words of ``{resume}`` in a run that was interrupted, with placeholders; empty: such a run starts
+            again with an empty ``{run}``.
         time_limit_s: Of a run; ``None``: none.
         gpus_per_run: How many a run sees.
         folder: That it starts in.
@@ -170,7 +171,8 @@ def option_named(key: str, source: object) -> str:
 
 def _resume(content: Mapping[str, Any], words: Sequence[str], source: object) -> list[str]:
     """The words of ``{resume}``."""
-    option, has_place = option_named("resume", source), template.has(words, template.RESUME)
+    option = option_named("resume", source)
+    has_place = template.has(words, template.RESUME)
     if "resume" not in content:
         if has_place:
             raise ValueError(f"{option_named('command', source)} has {{resume}}: {option} says what it becomes")
@@ -178,7 +180,10 @@ def _resume(content: Mapping[str, Any], words: Sequence[str], source: object) ->
     if not has_place or not template.has(words, template.RUN):
         problem = "needs {resume} in the command, and {run}, where the program finds its checkpoint"
         raise ValueError(f"{option} {shown(content['resume'])} {problem}")
-    return template.words_of(content["resume"], option)
+    resume = template.words_of(content["resume"], option)
+    if template.has(resume, template.RESUME):
+        raise ValueError(f"{option} {shown(content['resume'])} has {{resume}}, which is what it says: leave that out")
+    return resume
 
 
 def _result(content: Mapping[str, Any], source: object) -> tuple[str, str, str]:

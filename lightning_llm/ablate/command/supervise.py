@@ -40,13 +40,14 @@ from lightning_llm.ablate.command.reading import (
 from lightning_llm.ablate.command.workplace import Place, TreeWorkplace, Workplace, workplace_for
 from lightning_llm.io.atomic import open_to_append, remove_path, write_json
 from lightning_llm.io.units import GIB, shown_duration
-from lightning_llm.io.untrusted import printable, shown
+from lightning_llm.io.untrusted import printable, read_json, shown
 from lightning_llm.runs.directory import SUMMARY
 from lightning_llm.runs.lock import RunLock
 from lightning_llm.runs.status import DIVERGED, FAILED, FINISHED, write_status
 
 CURVE = "curve.json"
-SAMPLE_S, SAMPLE_GPUS_S = 0.5, 2.0  # asking the driver takes longer
+SAMPLE_S = 0.5
+SAMPLE_GPUS_S = 2.0  # asking the driver takes longer
 ON_GPUS = "peak_memory_gib is memory on the GPUs of a run, as their driver reports it every 2 seconds."
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 16
@@ -54,7 +55,8 @@ LONGEST_SHOWN = 300
 TICK_S = 0.02  # how far the clock of files may be behind
 DRAIN_S = 1.0  # what somebody else who has the output still prints
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by somebody, not by the program
-RESUMED = "A run was interrupted, and resumed by --resume: its seconds are not known."
+RESUMED = "A run was interrupted, and resumed by --resume: its seconds are those of all its parts."
+PARTS = ".parts.json"  # of a run that may be resumed, beside its log: what its parts took
 INTERRUPTED = 143  # exit status: the run has no result, and may start again
 
 
@@ -68,7 +70,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         log: Of the program.
         words: The command with placeholders.
         values: Of the placeholders that are known before it starts.
-        resume: What ``{resume}`` is, if the run was interrupted; empty: it starts again with empty ``files``.
+        resume: The words of ``{resume}`` if the run was interrupted, with placeholders; empty: such a run starts again
+            with empty ``files``.
         metric: Its name; with a minus before it, higher is better.
         read: The pattern of the metric; empty: it is in a file.
         file: Relative to the folder of ``values``, or to where the program starts.
@@ -105,7 +108,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(Exception):
-    """The experiment cannot go on, and why."""
+    """The experiment cannot continue, and why."""
 
 
 class Interrupted(Exception):
@@ -117,7 +120,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     Attributes:
         status: Of its exit, or minus a signal.
-        seconds: That it took.
+        seconds: That it took, with earlier parts of its run.
         peak_bytes: Of all its processes together: on its GPUs, if their driver tells, else on the host.
         timed_out: Whether the time limit ended it.
     """
@@ -143,6 +146,8 @@ class Supervisor:
         self._problem = ""  # of the file with the metric
         self._is_resumed = False
         self._used_before: int | None = None  # on its GPUs, by others
+        self._parts = self._log.with_suffix(PARTS)
+        self._earlier = {"seconds": 0.0, "peak_bytes": 0}  # parts of this run
 
     def run(self) -> int:
         """Run it; the exit status of this process: 0 if there is a result."""
@@ -159,8 +164,7 @@ class Supervisor:
             return INTERRUPTED
         except (Refused, ValueError, OSError) as error:
             self._say(str(error))
-            if job.resume:  # the next try begins anew
-                remove_path(self._files)
+            self._forget()
             return 1
         finally:
             descendants.end_all(os.getpid())
@@ -168,14 +172,17 @@ class Supervisor:
 
     def _run_in(self, workplace: Workplace) -> int:
         job = self._job
-        self._is_resumed = bool(job.resume) and self._files.is_dir()
-        if not self._is_resumed:
+        self._is_resumed = bool(job.resume) and self._files.is_dir() and self._parts.is_file()
+        if self._is_resumed:
+            self._earlier = read_json(self._parts)
+        else:
             remove_path(self._files)
             self._files.mkdir(parents=True)
         port = str(_free_port())
         own = {template.PORT: port, template.TREE: str(workplace.top)}
-        values = {**job.values, **own, template.RESUME: job.resume if self._is_resumed else []}
-        words = template.expanded(job.words, values)
+        values = {**job.values, **own}
+        resume = template.expanded(job.resume, values) if self._is_resumed else []
+        words = template.expanded(job.words, {**values, template.RESUME: resume})
         if os.sep in words[0] and (missed := workplace.missed_in(words[0])):
             raise Refused(_advice_for(missed))
         output = Output(Pattern(job.read) if job.read else None)
@@ -188,7 +195,16 @@ class Supervisor:
         found = self._found(output, workplace, started)
         if missed := workplace.missed_in(output.last):
             self._problem = _advice_for(missed)
-        failure = self._failure(ended, found, output)
+        try:
+            failure = self._failure(ended, found, output)
+        except Refused:
+            failure = "failed"
+            if not self._is_resumed:
+                raise
+        if failure and self._is_resumed:  # perhaps it was killed while it saved, or after its last step
+            self._say("resumed, it failed, which does not count: it starts again from the beginning")
+            self._forget()
+            return INTERRUPTED
         about = [RESUMED] * self._is_resumed + [ON_GPUS] * (self._used_before is not None)
         facts = {"started": started, "load": os.getloadavg()[0], "notes": [*workplace.leave(), *about]}
         if isinstance(workplace, TreeWorkplace):
@@ -226,9 +242,8 @@ class Supervisor:
             peak, timed_out = self._watch(process, output, log, started)
         finally:
             log.close()
-        return Outcome(
-            status=process.returncode, seconds=time.monotonic() - started, peak_bytes=peak, timed_out=timed_out
-        )
+        seconds = self._earlier["seconds"] + time.monotonic() - started
+        return Outcome(status=process.returncode, seconds=seconds, peak_bytes=peak, timed_out=timed_out)
 
     def _prepare(self) -> None:
         descendants.end_with_parent()
@@ -243,8 +258,9 @@ class Supervisor:
         descriptor = process.stdout.fileno()
         os.set_blocking(descriptor, False)
         lines = _Lines(output.take)
-        peak, next_sample, timed_out = 0, started, False
+        peak, next_sample, timed_out = int(self._earlier["peak_bytes"]), started, False
         limit = self._job.time_limit_s
+        started -= self._earlier["seconds"]
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             is_open = True
@@ -262,6 +278,8 @@ class Supervisor:
                 now = time.monotonic()
                 if now >= next_sample:
                     peak = max(peak, self._memory())
+                    if self._job.resume:
+                        write_json(self._parts, {"seconds": now - started, "peak_bytes": peak}, indent=None)
                     next_sample = now + (SAMPLE_S if self._used_before is None else SAMPLE_GPUS_S)
                 if limit is not None and now - started > limit:
                     timed_out = True
@@ -361,7 +379,7 @@ class Supervisor:
             write_json(self._run_folder / CURVE, {"values": values}, indent=None)
         summary = {
             job.metric: sign * last.value if last is not None and not failure else None,
-            "seconds": None if self._is_resumed else ended.seconds,
+            "seconds": ended.seconds,
             "peak_memory_gib": ended.peak_bytes / GIB if ended.peak_bytes else None,
             "steps": steps,
             "threads": job.threads,
@@ -375,6 +393,13 @@ class Supervisor:
         status = FINISHED if not failure else DIVERGED if failure.startswith(DIVERGED) else FAILED
         reason = failure.partition(": ")[2]
         write_status(self._run_folder, status, step=steps or 0, reason=reason)
+        remove_path(self._parts)  # if its folder is removed to train it again, there is nothing to resume
+
+    def _forget(self) -> None:
+        """Let the next try of this run start from the beginning, if it could resume."""
+        if self._job.resume:
+            remove_path(self._files)
+            remove_path(self._parts)
 
     def _was_first_kill(self) -> bool:
         """Whether nobody has killed the program of this run before: twice in a row is an outcome."""

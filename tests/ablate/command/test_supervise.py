@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def test_a_summary_has_the_numbers(job):
 
 NVIDIA_SMI = """#!/bin/sh
 test "$*" = "--id=3,4 --query-gpu=memory.used --format=csv,noheader,nounits" || exit 1
-if [ -e FOLDER/on ]; then printf "3000\\n1000\\n"; else printf "500\\n500\\n"; fi
+if mkdir FOLDER/asked 2>/dev/null; then printf "500\\n500\\n"; else touch FOLDER/again; printf "3000\\n1000\\n"; fi
 """
 
 
@@ -126,11 +127,13 @@ def test_the_memory_of_a_run_with_gpus_is_what_their_driver_reports(job, tmp_pat
     program.write_text(NVIDIA_SMI.replace("FOLDER", str(tmp_path / "work")))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    run = job(f"open('on', 'x'); import time; time.sleep({supervise.SAMPLE_GPUS_S + 0.5}); {LOSS}", gpus=gpus)
+    until_it_is_sampled = "import os\nwhile os.path.exists('asked') and not os.path.exists('again'): pass\n"
+    run = job(f"{until_it_is_sampled}{LOSS}", gpus=gpus, time_limit_s=60.0)
     assert ended(run)[:2] == (0, "finished")
     summary = summary_of(run)
     assert (supervise.ON_GPUS in summary["notes"]) == (used is not None)
-    assert summary["peak_memory_gib"] == used or (used is None and 0 < summary["peak_memory_gib"] < 1)
+    if used is not None:
+        assert summary["peak_memory_gib"] == used
 
 
 def test_a_metric_that_should_be_high_is_read_with_its_sign_changed(job):
@@ -227,18 +230,48 @@ print("loss 2.5")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_is_resumed_if_the_command_can(job, number):
-    run = job(RESUMED.format(after="time.sleep(600)"), is_first=True)
-    run = msgspec.structs.replace(run, words=[*run.words, "{resume}"], resume=["--init", "a b"])
+    wait = "time.sleep(0 if os.path.exists('quick') else 600)"
+    run = job(RESUMED.format(after=wait), is_first=True)
+    run = msgspec.structs.replace(run, words=[*run.words, "{resume}"], resume=["--init", "a b", "{run}/x"])
     supervised = SupervisedProcess(run)
-    while not (Path(run.files) / "state").exists():
-        time.sleep(0.05)
+    await_parts(run)
+    time.sleep(2 * supervise.SAMPLE_S)  # that count in its seconds
     os.kill(supervised.pid, number)
     assert supervised.wait() != 0
     assert ended(run)[:2] == (0, "finished")
-    assert "words ['--init', 'a b'] True" in Path(run.log).read_text()
+    assert f"words ['--init', 'a b', '{run.files}/x'] True" in Path(run.log).read_text()
     summary = summary_of(run)
-    assert (summary["loss"], summary["seconds"], summary["output"]) == (2.5, None, None)
+    assert (summary["loss"], summary["output"]) == (2.5, None)
+    assert summary["seconds"] > 0.5
+    shutil.rmtree(run.run_folder)  # the user lets it train again: from the beginning
+    Path(run.place.folder, "quick").touch()
+    assert ended(run)[:2] == (0, "finished")
+    assert summary_of(run)["output"] is not None
     assert any("was interrupted, and resumed" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("fails", ["sys.exit(1)", "sys.exit(0)"])  # with a torn checkpoint, or with nothing left to do
+def test_a_failure_after_an_interruption_does_not_count(job, fails, is_first):
+    code = RESUMED.format(after="time.sleep(0 if os.path.exists('interrupted') else 600)")
+    code = code.replace('print("words"', f'if words: {fails}\nprint("words"')
+    run = job(code, is_first=is_first)
+    run = msgspec.structs.replace(run, words=[*run.words, "{resume}"], resume=["--init"])
+    supervised = SupervisedProcess(run)
+    await_parts(run)
+    Path(run.place.folder, "interrupted").touch()
+    os.kill(supervised.pid, signal.SIGKILL)
+    supervised.wait()
+    assert ended(run)[:2] == (143, "has not ended yet, or was killed")
+    assert ended(run)[:2] == (0, "finished")
+    summary = summary_of(run)
+    assert summary["loss"] == 2.5
+    assert not any("resumed" in note for note in summary["notes"])
+
+
+def await_parts(run):
+    while not (Path(run.files) / "state").exists() or not Path(run.log).with_suffix(supervise.PARTS).exists():
+        time.sleep(0.05)
 
 
 def test_after_a_mistake_nothing_is_resumed(job):
