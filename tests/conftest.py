@@ -236,3 +236,20 @@ def quick_processes():
     shell = Shell(WHOLE)
     yield shell
     shell.close()
+
+
+TRACES = {}
+
+
+@pytest.fixture
+def traced_once(monkeypatch):
+    """Lets planners of all tests share their traces, which take most of a test's time."""
+    from lightning_llm.accounting import planner
+
+    def trace(config, settings, traced=planner.memory_trace):
+        key = repr((config, settings))
+        if key not in TRACES:
+            TRACES[key] = traced(config, settings)
+        return TRACES[key]
+
+    monkeypatch.setattr(planner, "memory_trace", trace)

@@ -19,17 +19,21 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 # From the ground up. A module imports from layers below its own, and from its own layer only inside its folder. It
 # belongs to its longest entry: a folder's bare name stands for every file of the folder that has no entry of its own.
 LAYERS = (
-    ("lazy", "io", "ops.sizes"),
+    ("lazy", "io", "ops.sizes", "ops.traced"),
     (
         *("model.config", "model.layers", "model.parts", "model.mup", "model.rope_scaling"),
         *("optim.catalog", "optim.schedules", "accounting.hardware", "measure", "statistics"),
     ),
     ("io.console", "io.progress"),
-    ("accounting", "ops", "data"),  # data: corpora, tokenizers, token_store, order
+    (
+        *(f"accounting.{name}" for name in ("counts", "parts", "settings", "sizing")),
+        "ops",
+        "data",
+    ),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "data.find_store", "model"),  # model: norm, kv_cache, weights, position, context, build
     ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss", "checkpoints.pickles"),
     ("model.transformer", "model.attentions", "model.initial_scales", "optim", "checkpoints.archives"),
-    ("generation", "interop", "data.datamodule"),
+    ("generation", "interop", "data.datamodule", "accounting"),
     ("checkpoints",),
     ("runs",),
     ("training",),
@@ -54,8 +58,10 @@ NEVER = (
                 "optim.catalog",
                 "optim.schedules",
                 "ops.sizes",
+                "ops.traced",
             ),
-            *("accounting", "statistics"),
+            *(f"accounting.{name}" for name in ("counts", "hardware", "parts", "settings", "sizing")),
+            "statistics",
         )
     ),
 )
@@ -364,8 +370,8 @@ def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
         ),
         (
             layer_faults,
-            {"accounting/a.py": "from house.ops import swiglu"},
-            "accounting.a:1 imports ops.swiglu, another room of its layer",
+            {"accounting/counts.py": "from house.ops import swiglu"},
+            "accounting.counts:1 imports ops.swiglu, another room of its layer",
         ),
         (
             cycle_faults,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightning_llm.ablate import claims
+from lightning_llm.ablate.command.settings import OPTIONS_OF_FIELDS
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, earlier
 from lightning_llm.ablate.names import BASELINE, PLAN, titled
@@ -208,14 +209,24 @@ def _difference(plan: Plan, draft: Draft) -> str:
     for field, old in old_fields.items():
         new = new_fields.get(field)
         if old != new:
-            if field == "command" and old and new and {**old, "trees": new["trees"]} == new:
-                return "other code of its revisions"
+            if field == "command" and old and new:
+                return _changed_of_command(old, new)
             other = "other" if field in ("variants", "looks") else "another"
             values = f" ({old}, now {new})" if len(f"{old}{new}") < 100 else ""
             return f"{other} {field}{values}"
     if plan.record.asked != draft.asked:
         return _changed_option(plan, draft)
     return "another code" if plan.record.code != code_hash(draft.code) else ""
+
+
+def _changed_of_command(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first thing about a command that differs, in words."""
+    field = next(name for name, value in old.items() if new.get(name) != value)
+    if field == "trees":
+        return "other code of its revisions"
+    option = OPTIONS_OF_FIELDS.get(field, f"--{field.replace('_', '-')}")
+    values = (shown(" ".join(each[field]) if isinstance(each[field], list) else each[field]) for each in (old, new))
+    return "another {} ({}, now {})".format(option, *values)
 
 
 def _fields(experiment: Experiment) -> dict[str, Any]:

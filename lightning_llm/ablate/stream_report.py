@@ -1,5 +1,6 @@
 """The report of a stream: its ideas with their verdicts, in words, as JSON, and on a page. No torch."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
 
+WORDS = 60  # characters of a reason in a table
 HEAD = ("idea", "verdict", "pairs", "difference", "95% interval")
 MORE = ("e-value", "threshold", "runs", "time of runs")  # on the page
 _COLORS = {ADOPTED: COLORS[2], REJECTED: GRAY, OUT_OF_PAIRS: COLORS[3], STOPPED: COLORS[4]}
@@ -75,7 +77,10 @@ def rows_of(stream: Stream) -> list[list[str]]:
         interval = "–" if verdict.interval is None else bounds(verdict.interval)
         difference = "–" if verdict.difference is None else signed(verdict.difference)
         numbers = (f"{verdict.e_value:.3g}", f"{verdict.threshold:.3g}", str(verdict.runs))
-        title = f"{verdict.place}. {verdict.name}"
+        because = (
+            f" – {textwrap.shorten(printable(verdict.because), WORDS, placeholder='…')}" if verdict.because else ""
+        )
+        title = f"{verdict.place}. {verdict.name}{because}"
         cells = (verdict.verdict, str(verdict.pairs), difference, interval)
         rows.append([title, *cells, *numbers, shown_duration(verdict.run_seconds)])
     return rows

@@ -92,7 +92,8 @@ class Table:
         if not others:
             raise ValueError(f"{self.source} has no column with a metric: {LAYOUT}")
         if metric is None and len(others) > 1:
-            raise ValueError(f"{self.source} has several columns: metric must be one of {listed(others)}")
+            advice = f"give metric (--metric) as one of {listed(others)}, with a minus before it if higher is better"
+            raise ValueError(f"{self.source} has several columns: {advice}")
         name = others[0] if metric is None else metric.removeprefix(NEGATED)
         if name not in others:
             raise ValueError(f"metric must be one of {listed(others)}: {self.source} has no column {shown(name)}")

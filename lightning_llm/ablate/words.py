@@ -12,6 +12,7 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.plan import Plan, PlannedVariant
 from lightning_llm.ablate.ratios import time_in_words
+from lightning_llm.ablate.table import NEGATED
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
@@ -99,13 +100,19 @@ def design_lines(report: Mapping[str, Any]) -> list[str]:
     delta = "no delta" if report["delta"] is None else f"delta {report['delta']:g} {report['unit']}"
     seeds = f"{seeds_in_words(report['seeds'])}; " if report["seeds"] else ""
     lines = [f"{seeds}{delta}; a difference is variant minus baseline, so a negative one is better."]
-    lines += report.get("notes", [])
+    lines += _about_sign(report["metric"]) + report.get("notes", [])
     seen = not_reused(report["seen"], report["reused"]["runs"], report["seeds"])
     used = [f"{name} has used {seeds_in_words(seeds)}" for name, seeds in seen.items()]
     lines += [f"Not independent of earlier experiments with this baseline: {'; '.join(used)}."] if used else []
     reused = reused_lines(report["reused"]["runs"])
     advice = KNOWN if report["reused"]["variants"] else SHARED
     return [*lines, *reused, advice] if reused else lines
+
+
+def _about_sign(metric: str) -> list[str]:
+    """A sentence about a metric of which higher is better, and which is compared with its sign changed."""
+    name = metric.removeprefix(NEGATED)
+    return [] if name == metric else [f"{metric} is minus {name}, so +0.01 means that {name} is lower by 0.01."]
 
 
 def not_reused(seen: Mapping[str, list[int]], runs: Mapping[str, str], seeds: Sequence[int]) -> dict[str, list[int]]:
@@ -317,7 +324,7 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     if report.get("command"):
         return [
             *_scaled_lines(report),
-            f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])} on a shared machine.",
+            f"{cost['runs']} runs took {shown_duration(cost['run_seconds'])}, added up.",
         ]
     lines = matched_lines(report) + _unequal({name: row["parameters"] for name, row in rows.items()})
     if cost["variants"]:
@@ -379,14 +386,15 @@ def parameter_lines(plan: Plan) -> list[str]:
     return [f"parameters: {', '.join(counted)}", *_unequal(counts), *_unequal_scales(planned)]
 
 
-def start_in_words(plan: Plan, looks: Sequence[int], slots: int) -> str:
-    """The line about what begins now: variants, looks, and how many runs at a time."""
+def start_in_words(plan: Plan, looks: Sequence[int], slots: int, done: int) -> str:
+    """The line about what begins now: variants, looks, how many runs at a time, and how many had ended before."""
     experiment = plan.experiment
     threads = plan.record.threads
     variants = len(experiment.variants)
     runs = f"{slots} at a time, {threads} thread{'s' * (threads != 1)} each"
     summary = f"{variants} variant{'s' * (variants != 1)}, {tested_in_words(looks)}, {runs}"
-    return f"{experiment.name}: {summary}: {plan.out}"
+    ended = f"; it continues: {done} run{'s' * (done != 1)} had ended" if done else ""
+    return f"{experiment.name}: {summary}: {plan.out}{ended}"
 
 
 def _unequal(counts: Mapping[str, int | None]) -> list[str]:

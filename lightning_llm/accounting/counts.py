@@ -17,9 +17,26 @@ from collections import Counter
 from lightning_llm.accounting import parts
 from lightning_llm.accounting.parts import LayerGroup, layer_groups, unlisted_parts
 from lightning_llm.accounting.settings import UNMEASURED, Measured, MeasuredPart
-from lightning_llm.accounting.symbolic import Count
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of, option_of
+
+
+class Count(int):
+    """A number of elements and the product it came from, such as ``V·h``."""
+
+    formula: str
+
+    def __new__(cls, value: int, formula: str = "") -> "Count":
+        """``formula`` is how it is written; a bare number by default."""
+        count = super().__new__(cls, value)
+        count.formula = formula or str(value)
+        return count
+
+    def __mul__(self, other: int) -> "Count":
+        if other == 1 and not isinstance(other, Count):
+            return self
+        return Count(int(self) * int(other), f"{self.formula}·{getattr(other, 'formula', other)}")
+
 
 LETTERS = {  # of each size: its field in the config, and how it is written
     "vocab": ("vocab_rows", "V"),

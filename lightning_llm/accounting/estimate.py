@@ -4,19 +4,19 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameter_terms, parameters_by_part, step_flops
-from lightning_llm.accounting.extrapolated_memory import memory_trace
 from lightning_llm.accounting.hardware import Device, Reserve, matmul_precision
-from lightning_llm.accounting.memory import StepMemory, most_rows, step_memory
+from lightning_llm.accounting.memory import StepMemory, memory_trace, most_rows, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.sizing import Sizing
 from lightning_llm.io.config_file import Section
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.parts import BUILT_IN
+from lightning_llm.model.parts import BUILT_IN, name_of
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILIZATION = 0.4
+EXTRAPOLATED = "what the step does depends on values: memory was measured with one row and two, and extended"
 HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # gradients from backward to the step
 
 
@@ -76,8 +76,8 @@ class RunConfig:
     def notes(self) -> list[str]:
         """What to know about figures that no formula describes."""
         names = parts_to_measure(self.config)
-        notes = [f"{kind} {name} was measured with a few tokens and extended" for kind, name in names.items()]
-        if self.config.is_gated and "mixture_of_experts" in names.values():
+        notes = [f"parameters and FLOPs of {kind} {name} were measured" for kind, name in names.items()]
+        if name_of(self.config.mlp) == "mixture_of_experts":
             notes.append("the experts are assumed to get equally many tokens")
         if self.capture:
             notes.append("capture: pool not counted")
@@ -118,7 +118,7 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
     shared = shared_memory(config, traced, step)
     report: dict[str, Any] = {
         "settings": _settings(run, step),
-        "notes": run.notes,
+        "notes": [*run.notes, *([EXTRAPOLATED] if traced.is_extrapolated else [])],
         "parameters": {**counts, "all": sum(counts.values())},
         "parameter_terms": parameter_terms(config, step.measured),
         "memory": _memory(traced, shared) | {"needed": run.reserve.around(shared.peak), "reserve": str(run.reserve)},
@@ -158,15 +158,14 @@ def _settings(run: RunConfig, step: StepSettings) -> dict[str, Any]:
 
 def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
     working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("activations", "temporary"))
-    terms = sorted(memory.terms.items(), key=lambda item: -item[0][2] * item[1])
+    held = {("optimizer_state", ""): shared.optimizer_state, ("ddp_buckets", ""): shared.buckets}
+    at_peak = sorted({**memory.at_peak, **held}.items(), key=lambda item: -item[1])
     return {
         **{name: getattr(shared, name.removeprefix("ddp_")) for name in HELD},
         "saved": memory.saved,
-        "saved_by_term": [
-            {"part": part, "formula": formula, "bytes": size, "count": count} for (part, formula, size), count in terms
-        ],
+        "at_peak": [{"category": category, "part": part, "bytes": size} for (category, part), size in at_peak if size],
         "activations_and_temporaries_at_peak": working,
-        "gradients_at_peak": memory.at_peak.get(("gradients", ""), 0),
+        "gradients_at_peak": sum(size for (category, _), size in memory.at_peak.items() if category == "gradients"),
         "peak": shared.peak,
         "peak_point": shared.peak_point,
     }

@@ -1,41 +1,33 @@
-"""Memory of a training step, from the config: by category and part of the model, and its peak.
+"""Memory of a training step of a model: by category and part of the model, and its peak.
 
-``step_memory`` traces one step: the model of ``symbolic_model.py`` runs forward and backward on symbolic tensors, which
-have sizes and no values, and an ``AllocationLog`` counts the bytes that are live at each point. ``symbolic.py`` says
-why these are the bytes of a real step. ``extrapolated_memory.py`` has the same for any depth, from a few traces.
+``tracing.py`` traces the step of a model with three layers and with four. From one to the other, the live bytes at a
+point in the step, say in the backward of the MLP of the last layer, grow by what one more layer holds; so those of any
+depth follow. This holds for layers that are alike. Others, such as those with a window in every second one, are all
+traced.
 """
 
-import bisect
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from lightning_llm.accounting.settings import StepSettings
-from lightning_llm.accounting.symbolic import AllocationLog, Leaf, LiveBytes, TracePoint
-from lightning_llm.accounting.symbolic_model import SymbolicModel
-from lightning_llm.accounting.symbolic_ops import Operators
+from lightning_llm.accounting.parts import unlisted_parts
+from lightning_llm.accounting.settings import StepSettings, item_sizes
+from lightning_llm.accounting.tracing import (
+    LiveBytes,
+    MemoryTrace,
+    NeedsValues,
+    Table,
+    TracePoint,
+    layer_shapes,
+    trace_step,
+)
 from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.io.units import shown_size
 from lightning_llm.model.config import ModelConfig
 
 MOST_ROWS = 2**24  # of a step, for each process; it has at most 504 divisors
-
-Term = tuple[str, str, int]  # part, formula, bytes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MemoryTrace:
-    """A step, point by point, without the optimizer's state.
-
-    Attributes:
-        parameters: Bytes of the model's parameters.
-        gradients: Bytes of the gradients of all parameters.
-        points: The most live bytes at each point in the step.
-    """
-
-    parameters: int
-    gradients: int
-    points: dict[TracePoint, LiveBytes]
+SHALLOW, DEEPER = 3, 4  # layers that show all there is to equal ones: the first, the last, and one or two between
+ENDS = (0, 1, -2, -1)  # layers of a deep model whose points are known; between them bytes change evenly
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,19 +36,15 @@ class StepMemory(MemoryTrace):
 
     Attributes:
         optimizer_state: Between steps.
-        saved: Activations that forward saves for backward, by part of the model.
-        terms: The same, term by term: how many there are of each (part, formula, bytes).
         peak: The most live bytes, of everything.
         peak_point: The point in the step at which that is, in words.
         at_peak: What is live then, by category (those of ``measure.timeline``) and part.
     """
 
     optimizer_state: int
-    saved: dict[str, int]
-    terms: dict[Term, int]
     peak: int
     peak_point: str
-    at_peak: dict[tuple[str, str], int]
+    at_peak: Table
 
     @property
     def step_peak(self) -> int:
@@ -64,7 +52,6 @@ class StepMemory(MemoryTrace):
         return self.peak - self.parameters - self.optimizer_state
 
 
-@no_garbage_collection()
 def step_memory(config: ModelConfig, settings: StepSettings | None = None, **options: Any) -> StepMemory:
     """The memory of a step of ``LanguageModel``, which frees the gradients when the optimizer has stepped.
 
@@ -75,43 +62,105 @@ def step_memory(config: ModelConfig, settings: StepSettings | None = None, **opt
             ``context_length``, instead of ``settings`` or in place of some of them.
 
     Raises:
-        ValueError: The vocabulary is not known, a part has to be measured, the precision is unknown, or the
-            setting is not covered: dropout on a CPU or with ``document_mask``, or a ``head_dim`` for which torch has no
-            kernel that saves memory.
+        ValueError: The vocabulary is not known, the precision is unknown, or the context is too long.
     """
     settings = StepSettings(**options) if settings is None else dataclasses.replace(settings, **options)
-    if config.dropout and (settings.document_mask or settings.device == "cpu"):
-        is_cpu = settings.device == "cpu"
-        where, fix = ("on a CPU", "name a GPU by --device") if is_cpu else ("with document_mask", "unset that")
-        raise ValueError(f"dropout {where} is not covered by the estimate: set dropout to 0, or {fix}")
-    log = AllocationLog()
-    ops = Operators(log, settings.device, settings.precision)
-    model = SymbolicModel(config, ops, settings)
-    state_bytes = sum(int(p.elements) * (settings.state_itemsize or p.itemsize) for p in model.parameters)
-    state = round(settings.state_per_parameter * state_bytes)
-    leaves = [p.node for p in model.parameters if isinstance(p.node, Leaf)]
-    parameters = gradients = log.live["parameters", ""]
-    if settings.accumulation > 1:  # a further micro-batch, which needs more than the first: gradients are added to
-        for parameter, leaf in zip(model.parameters, leaves, strict=True):
-            leaf.gradient = ops.new(*parameter.size, "gradients", "")
-    log.reset_peak()
-    log.points = {}
-    loss = model.loss()
-    ops.weight_casts = {}  # autocast ends
-    log.save_temporaries()
-    saved = {part: size for (category, part), size in log.live.items() if category == "activations" and size}
-    terms = dict(log.terms("activations"))
-    ops.backward(loss)
+    trace = memory_trace(config, settings.unshared)
+    itemsize = item_sizes(settings.precision)[0]
+    elements = trace.parameters // itemsize
+    state = round(settings.state_per_parameter * elements * (settings.state_itemsize or itemsize))
+    point = max(trace.points, key=lambda point: trace.points[point].total)
+    at_peak = {**trace.points[point].table, ("optimizer_state", ""): state}
     return StepMemory(
-        parameters=parameters,
-        gradients=gradients,
-        points=log.points,
+        **vars(trace),
         optimizer_state=state,
-        saved=saved,
-        terms=terms,
-        peak=log.peak + state,
-        peak_point=log.peak_point.in_words(),
-        at_peak={key: n for key, n in {**log.peak_live, ("optimizer_state", ""): state}.items() if n},
+        peak=trace.points[point].total + state,
+        peak_point=point.in_words(),
+        at_peak={key: size for key, size in at_peak.items() if size},
+    )
+
+
+@no_garbage_collection()
+def memory_trace(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
+    """The trace of a step of a model of any depth; arguments and errors as in :func:`step_memory`.
+
+    A step that depends on values is run on one row and on two, and extended to others.
+    """
+    item_sizes(settings.precision)  # refuses an unknown one
+    depth = config.num_hidden_layers
+    if depth <= DEEPER or not has_equal_layers(config):
+        return _trace(config, settings)
+    shallow, deeper = (_by_ends(_trace(with_depth(config, layers), settings), layers) for layers in (SHALLOW, DEEPER))
+    return _numbered(extended(shallow, deeper, depth - SHALLOW), depth)
+
+
+def has_equal_layers(config: ModelConfig) -> bool:
+    """Whether all layers but the first are alike: by the config, and by the parameters of parts of the user's own."""
+    if config.layers is not None or len({*config.checkpoint_levels}) > 1 or len({*config.attention_windows}) > 1:
+        return False
+    if not unlisted_parts(config):
+        return True
+    _, *later = layer_shapes(config)
+    return all(shapes == later[0] for shapes in later)
+
+
+def with_depth(config: ModelConfig, layers: int) -> ModelConfig:
+    """The model with so many layers; those of ``config`` are alike."""
+    levels = config.checkpoint_levels[:1] * layers
+    return dataclasses.replace(config, num_hidden_layers=layers, checkpoint_level=levels)
+
+
+def _trace(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
+    try:
+        return trace_step(config, settings)
+    except NeedsValues:
+        one, two = (trace_step(config, dataclasses.replace(settings, rows=rows), has_values=True) for rows in (1, 2))
+        return dataclasses.replace(extended(one, two, settings.rows - 1), is_extrapolated=True)
+
+
+def _by_ends(trace: MemoryTrace, depth: int) -> MemoryTrace:
+    """The trace with layers called by the ``ENDS`` that they are; the middle one of three is two of them."""
+    points: dict[TracePoint, LiveBytes] = {}
+    for point, live in trace.points.items():
+        layer = point.layer
+        ends = [layer] if layer is None else [end for end in ENDS if layer in (end, depth + end)]
+        points |= {point._replace(layer=end): live for end in ends}
+    return dataclasses.replace(trace, points=points)
+
+
+def _numbered(trace: MemoryTrace, depth: int) -> MemoryTrace:
+    """The trace with layers called by their numbers."""
+    points = {
+        point if point.layer is None else point._replace(layer=point.layer % depth): live
+        for point, live in trace.points.items()
+    }
+    return dataclasses.replace(trace, points=points)
+
+
+def extended(base: MemoryTrace, other: MemoryTrace, times: int, *, of: int = 1) -> MemoryTrace:
+    """The trace with ``times`` / ``of`` of what ``other`` has beyond ``base``."""
+
+    def number(of_base: int, of_other: int) -> int:
+        return of_base + times * (of_other - of_base) // of
+
+    def table(of_base: dict[Any, int], of_other: dict[Any, int]) -> dict[Any, int]:
+        return {key: number(of_base.get(key, 0), of_other.get(key, 0)) for key in dict.fromkeys([*of_base, *of_other])}
+
+    points = {
+        point: LiveBytes(
+            number(live.total, more.total),
+            number(live.without_gradients, more.without_gradients),
+            table(live.table, more.table),
+        )
+        for point, live in base.points.items()
+        if (more := other.points.get(point)) is not None
+    }
+    return dataclasses.replace(
+        other,
+        parameters=number(base.parameters, other.parameters),
+        gradients=number(base.gradients, other.gradients),
+        saved=table(base.saved, other.saved),
+        points=points,
     )
 
 
@@ -134,10 +183,22 @@ def largest_batch(
 
 
 def most_rows(needed: Callable[[int], int], memory: int) -> int:
-    """The most rows whose bytes, as ``needed`` tells them, are at most ``memory``; errors as in ``largest_batch``."""
-    rows = largest_fitting(lambda rows: needed(rows) <= memory, MOST_ROWS)
-    if not rows:
-        raise too_little(memory, needed(1), " for one row")
+    """The most rows whose bytes, as ``needed`` tells them, are at most ``memory``; errors as in ``largest_batch``.
+
+    Bytes grow nearly evenly with rows, so each guess follows from the slope between the last two.
+    """
+    rows, size, too_many = 1, needed(1), MOST_ROWS + 1
+    if size > memory:
+        raise too_little(memory, size, " for one row")
+    per_row = max(1, needed(2) - size)
+    while too_many - rows > 1:
+        guess = min(too_many - 1, rows + max(1, (memory - size) // per_row))
+        found = needed(guess)
+        per_row = max(1, (found - size) // (guess - rows))
+        if found > memory:
+            too_many = guess
+        else:
+            rows, size = guess, found
     return rows
 
 
@@ -145,13 +206,3 @@ def too_little(memory: int, needed: int, what: str = "") -> ValueError:
     """The error where nothing fits: it says how much memory would do."""
     smallest = f"the smallest that fits is {needed:,} bytes ({shown_size(needed)})"
     return ValueError(f"memory of {memory:,} bytes is too little{what}: {smallest}")
-
-
-def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to ``limit`` that fits, if all smaller ones do; 0 for none. Large ones are tried last."""
-    if not fits(1):
-        return 0
-    low = 1
-    while low < limit and fits(min(2 * low, limit)):
-        low = min(2 * low, limit)
-    return low + bisect.bisect_left(range(low + 1, min(2 * low, limit)), True, key=lambda number: not fits(number))

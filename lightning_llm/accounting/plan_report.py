@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_llm.accounting.estimate import RunConfig
-from lightning_llm.accounting.extrapolated_memory import LEVELS
-from lightning_llm.accounting.planner import DECISIONS, Planner, StepPlan, with_levels
+from lightning_llm.accounting.planner import DECISIONS, Planner, StepPlan
 from lightning_llm.io.config_file import Section, merged
 from lightning_llm.io.units import shown_size
 
@@ -20,8 +19,6 @@ def described(plan: StepPlan) -> dict[str, Any]:
     return {
         **{OPTION_NAMES.get(name, name): getattr(choice, name) for name in DECISIONS},
         "accumulation": plan.accumulation,
-        "checkpoint_level": choice.checkpoint_level,
-        "layers_at_level": dict(zip(map(str, LEVELS), choice.counts, strict=True)),
         "memory": dataclasses.asdict(plan.memory),
         "needed": plan.needed,
         "seconds": plan.time.seconds,
@@ -32,12 +29,11 @@ def described(plan: StepPlan) -> dict[str, Any]:
 def summary(plan: StepPlan, budget: str) -> str:
     """A plan in one line."""
     choice = plan.choice
-    deep, shallow, rest = choice.counts
-    levels = f"{deep} layers at level 2, {shallow} at 1, {rest} at 0, " if deep + shallow else ""
+    level = f"checkpoint_level {choice.checkpoint_level}, " if choice.checkpoint_level else ""
     reserve = plan.needed - plan.memory.peak
     free = f" and {shown_size(reserve)} left free, of {budget}" if reserve else f" of {budget}"
     return (
-        f"micro-batches of {choice.rows}, {levels}recompute {choice.recompute}, loss_chunks "
+        f"micro-batches of {choice.rows}, {level}recompute {choice.recompute}, loss_chunks "
         f"{_shown(choice.loss_chunks)}: predicted peak {shown_size(plan.memory.peak)}{free}"
     )
 
@@ -79,7 +75,7 @@ def config_for(run: RunConfig, plan: StepPlan) -> Section:
 
 def decisions(planner: Planner, chosen: StepPlan, others: Mapping[str, StepPlan | None], memory: int) -> list[str]:
     """A line for each decision: what it is, and what the best plan that decides otherwise would take."""
-    lines = [_levels_line(planner, chosen, memory)] if planner.deepest else []
+    lines = []
     for decision, other in others.items():
         value = getattr(chosen.choice, decision)
         line = f"{OPTION_NAMES.get(decision, decision)} {_shown(value)}: "
@@ -93,32 +89,16 @@ def decisions(planner: Planner, chosen: StepPlan, others: Mapping[str, StepPlan 
 
 def frontier_table(frontier: Sequence[StepPlan], chosen: StepPlan) -> list[str]:
     """The frontier as lines for a terminal; the chosen plan has a star."""
-    head = f"    {'memory':>14} {'s/step':>10}  micro  layers at 2/1/0  recompute  loss_chunks  state     strategy"
+    head = f"    {'memory':>14} {'s/step':>10}  micro  level  recompute  loss_chunks  state     strategy"
     return [head, *(_row(plan, "*" if plan.choice == chosen.choice else " ") for plan in frontier)]
 
 
 def _row(plan: StepPlan, mark: str) -> str:
     choice = plan.choice
-    levels = "/".join(map(str, choice.counts))
+    level, chunks, state = map(_shown, (choice.checkpoint_level, choice.loss_chunks, choice.state_dtype))
     return (
-        f"  {mark} {shown_size(plan.needed):>14} {plan.time.seconds:>10.4g}  {choice.rows:>5}  {levels:<15}  "
-        f"{choice.recompute:<9}  {_shown(choice.loss_chunks):<11}  {_shown(choice.state_dtype):<8}  "
-        f"{choice.strategy}"
-    )
-
-
-def _levels_line(planner: Planner, chosen: StepPlan, memory: int) -> str:
-    choice = chosen.choice
-    deep, shallow, _ = choice.counts
-    line = f"checkpoint_level: {deep} of {sum(choice.counts)} layers at 2, {shallow} at 1"
-    if not deep + shallow:
-        return f"{line}: nothing has to be recomputed in the MLPs"
-    all_saved = planner.plan(with_levels(choice, 0, 0))
-    saved, cost = all_saved.memory.peak - chosen.memory.peak, chosen.time.seconds / all_saved.time.seconds - 1
-    fewer = planner.needed(with_levels(choice, deep if shallow else deep - 1, max(0, shallow - 1)))
-    return (
-        f"{line}: saves {shown_size(saved)}, costs {cost:.1%} of the time; one layer fewer would need "
-        f"{shown_size(fewer)} of {shown_size(memory)}"
+        f"  {mark} {shown_size(plan.needed):>14} {plan.time.seconds:>10.4g}  {choice.rows:>5}  {level:<5}  "
+        f"{choice.recompute:<9}  {chunks:<11}  {state:<8}  {choice.strategy}"
     )
 
 

@@ -9,12 +9,27 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from lightning_llm.io.untrusted import shown
+
 # Defaults of ``TokenDataModule``, which ``estimate`` and ``plan`` need without torch
 CONTEXT_LENGTH = 256  # tokens per row
 GLOBAL_BATCH_SIZE = 32  # rows per optimizer step
 STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")
-LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
 Affine = tuple[float, float, float]  # a fixed amount, one per token, and one per token and position of its row
+
+
+PRECISIONS = {"32-true": (4, 4), "bf16-true": (2, 2), "bf16-mixed": (4, 2)}  # bytes: see ``item_sizes``
+
+
+def item_sizes(precision: str) -> tuple[int, int]:
+    """Bytes of a number in a parameter, and in a factor of a matmul.
+
+    Raises:
+        ValueError: The precision is unknown.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {shown(precision)} is not covered: choose one of {', '.join(PRECISIONS)}")
+    return PRECISIONS[precision]
 
 
 def weight_dtype(precision: str) -> str:
@@ -34,7 +49,6 @@ class MeasuredPart:
         saved: Bytes saved for backward besides the input.
         forward: Bytes of temporaries in forward.
         backward: The same in backward.
-        itemsize: Bytes of each number of the output.
     """
 
     parameters: int
@@ -44,7 +58,6 @@ class MeasuredPart:
     saved: Affine
     forward: Affine
     backward: Affine
-    itemsize: int
 
 
 Measured = Mapping[str, MeasuredPart]  # by the kind of part; "block" is all of a block

@@ -18,9 +18,8 @@ FSDP" (arXiv:2304.11277), section 3.
 import dataclasses
 
 from lightning_llm.accounting.counts import block_elements, norm_elements, parameters_by_part
-from lightning_llm.accounting.memory import MemoryTrace
-from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings
-from lightning_llm.accounting.symbolic import TracePoint, item_sizes
+from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings, item_sizes
+from lightning_llm.accounting.tracing import MemoryTrace, TracePoint
 from lightning_llm.model.config import ModelConfig
 
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
@@ -84,7 +83,7 @@ def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSetting
     gradients = elements * storage if is_deferred else share
 
     def needed(point: TracePoint) -> int:
-        total, without_gradients = trace.points[point]
+        total, without_gradients, _ = trace.points[point]
         in_block, in_backward = point.layer is not None, point.phase != "forward"
         gathered = root + (blocks if in_block else 0)
         if in_block and in_backward and point.stage == "attention":  # till then its gradients are temporaries

@@ -201,7 +201,7 @@ def sizing_for(
         size: Parameters of the model without embeddings and head.
         tokens_per_parameter: Tokens of the run for each of them.
         given: Options that the user gave besides the base, by dotted name: ``size`` works around them.
-        measure: Measures parts that no formula describes, as ``training.measured_parts`` does.
+        measure: Measures parts that no formula describes, as ``accounting.measured_parts`` does.
 
     Raises:
         ValueError: No model of this size can be made, or the base lacks what a rule needs.

@@ -75,7 +75,7 @@ def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None 
         return
     slots = slots_for(plan, workers)
     if loaded.state.needed:
-        console.say(start_in_words(plan, loaded.state.looks, len(slots)))
+        console.say(start_in_words(plan, loaded.state.looks, len(slots), len(loaded.results)))
         console.say(parameters)
         train(plan, slots)
     if not (plan.out / COST).exists() and (problem := _measure(plan, console)):

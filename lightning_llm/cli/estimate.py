@@ -1,6 +1,6 @@
-"""``lightning-llm estimate --config FILE``: parameters, memory, FLOPs and time of a run, before it runs. No torch.
+"""``lightning-llm estimate --config FILE``: parameters, memory, FLOPs and time of a run, before it runs.
 
-Everything is computed from the config; docs/accounting.md derives the formulas and lists what is not covered.
+Memory is traced on tensors without values, the rest computed from the config; docs/accounting.md says how.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def _options(parser: OneLineParser) -> None:
     share = "share of the device's peak, 0 to 1 (default: 0.4, assumed)"
     add("--utilization", type=float, metavar="U", help=share)
     add("--memory", type=size_option, metavar="SIZE", help="find the largest batch that fits, e.g. 80GiB")
-    add("--explain", action="store_true", help="print the formulas, term by term")
+    add("--explain", action="store_true", help="print the parameters term by term, and what is live at the peak")
 
 
 @tool(_options)
@@ -95,10 +95,10 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
         needed = _line("of the device, with a reserve", shown_mib(memory["needed"]))
         lines += [needed, f"  reserve: {memory['reserve']}"]
     if explain:
-        lines += ["", "saved for backward, each as count × elements × bytes per element (letters: docs/accounting.md)"]
-        for term in memory["saved_by_term"]:
-            formula = f"{term['part']}: {term['count']} × {term['formula']}"
-            lines += [_line(formula, shown_mib(term["count"] * term["bytes"]))]
+        lines += ["", "live at the peak, by category and part of the model"]
+        for entry in memory["at_peak"]:
+            name = f"{entry['category'].replace('_', ' ')}{', ' if entry['part'] else ''}{entry['part']}"
+            lines += [_line(name, shown_mib(entry["bytes"]))]
     lines += ["", f"FLOPs of a step of {flops['tokens']:,} tokens, and per token"]
     for name in ("forward", "backward", "recomputed", "optimizer"):
         if flops[name] is not None:

@@ -1,6 +1,6 @@
 """``lightning-llm plan --config FILE --memory 80GiB``: the fastest setting that fits, and a config for ``fit``.
 
-No torch. The search is in ``accounting/planner.py``; docs/accounting.md lists what the predicted time assumes.
+The search is in ``accounting/planner.py``; docs/accounting.md lists what the predicted time assumes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from lightning_llm.io.units import GIB, shown_size
 from lightning_llm.training.run_config import RunOptions, read_run
 
 PATIENCE = 1.0  # seconds before progress is shown
-TRACES = 400  # about as many as a plan with its frontier needs
+TRACES = 30  # about as many as a plan with its frontier needs
 
 
 def _options(parser: OneLineParser) -> None:
@@ -130,7 +130,7 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
             tf32=run.tf32,
         ),
         strategies=strategies if run.step.world_size > 1 else ("ddp",),
-        loss_chunks=tuple(dict.fromkeys((None, 0, run.step.loss_chunks))),
+        loss_chunks=tuple(dict.fromkeys((None, run.step.loss_chunks))),
         state_dtypes=(None, "bfloat16") if may_change_state else (run.optimizer.state_dtype,),
         reserve=run.reserve,
     )
@@ -143,11 +143,10 @@ def draw(frontier: Sequence[StepPlan], chosen: StepPlan, path: Path) -> None:
 
     groups: dict[str, list[tuple[float, float]]] = {}
     for plan in frontier:
-        deep, shallow, _ = plan.choice.counts
-        kind = "ours 2" if deep else "ours 1" if shallow else "ours 0"
+        kind = f"ours {plan.choice.checkpoint_level}"
         kind = kind if plan.choice.recompute == "none" else f"checkpoint {plan.choice.recompute}"
         groups.setdefault(kind, []).append((plan.needed / GIB, plan.time.seconds))
-    names = {"ours 0": "nothing recomputed", "ours 1": "some MLPs at level 1", "ours 2": "some MLPs at level 2"}
+    names = {"ours 0": "nothing recomputed", "ours 1": "MLPs at level 1", "ours 2": "MLPs at level 2"}
     with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
         for kind, places in groups.items():
             label = names.get(kind, kind.replace("checkpoint", "recompute"))
@@ -189,7 +188,7 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> StepPlan:
         return choose(planner, memory)
     except ValueError as error:
         if run.optimizer.is_own_adamw and planner.task.state_dtypes == (None,):
-            saving = Planner(dataclasses.replace(planner.task, state_dtypes=("bfloat16",))).fastest(memory)
+            saving = planner.with_state("bfloat16").fastest(memory)
             if saving is not None:
                 enough = f"{saving.needed:,} bytes are enough: add --allow-bf16-state"
                 advice = f"with AdamW's state in bfloat16, which changes results slightly, {enough}"

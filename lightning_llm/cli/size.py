@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.accounting import sizing
+from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.cli import parsing
 from lightning_llm.cli.command_line import CONFIG_OPTIONS, configs_in, option_values
 from lightning_llm.cli.early_checks import WHOLE_SECTIONS
@@ -19,7 +20,6 @@ from lightning_llm.io.atomic import json_text
 from lightning_llm.io.config_file import parse_yaml, read_config
 from lightning_llm.runs.directory import CONFIG
 from lightning_llm.runs.options import flat
-from lightning_llm.training.measured_parts import measure_parts
 
 
 def add_options(parser: Any) -> None:

@@ -15,11 +15,12 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Mask
 from lightning_llm.model.norm import build_head_norm
 from lightning_llm.model.parts import window_of_layer
-from lightning_llm.ops import sizes
+from lightning_llm.ops import sizes, traced
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.score_mod_attention import ScoreMod, score_mod_attention
 from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
+from lightning_llm.ops.traced import device_type
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -204,14 +205,23 @@ def _attention_by_form(query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
     kind = "causal" if mask is None else "dense"
     _, heads, seq, head_dim = query.shape
     form = sizes.attention_form(
-        query.device.type, query.dtype.itemsize, head_dim, seq, mask=kind, dropout=dropout, training=query.requires_grad
+        device_type(query),
+        query.dtype.itemsize,
+        head_dim,
+        seq,
+        mask=kind,
+        dropout=dropout,
+        training=query.requires_grad,
     )
     if form == "short":
         return causal_attention(query, key, value)
     groups = heads // key.shape[1]
     if form == "efficient" and groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    with _kernels(query):
+    trace = traced.current()
+    if trace is not None and trace.device == "cuda" and form in ("fused", "efficient"):
+        return trace.attention(query, key, value, form)  # type: ignore[no-any-return]
+    with _kernels(query, form):
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout, mask is None and seq > 1, enable_gqa=heads != key.shape[1]
         )
@@ -225,16 +235,19 @@ def _decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
     """
     batch, heads, _, head_dim = query.shape
     rows = query.reshape(batch, key.shape[1], -1, head_dim)
-    with _kernels(query):
+    with _kernels(query, "fused"):
         mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask)
     return mixed.reshape(batch, heads, 1, head_dim)
 
 
-def _kernels(query: Tensor) -> AbstractContextManager[None]:
+def _kernels(query: Tensor, form: str) -> AbstractContextManager[None]:
     """On a GPU not cuDNN's, where lengths vary: it makes a plan for each (pytorch#155958), for 0.1 s and more.
 
-    In training they do not. Without gradients prompts, prefixes and last batches have any length.
+    In training they do not. Without gradients prompts, prefixes and last batches have any length. A trace takes the
+    plain form where the device that is meant would.
     """
+    if traced.current() is not None and form == "math":
+        return sdpa_kernel(SDPBackend.MATH)
     return sdpa_kernel(WITHOUT_CUDNN) if query.is_cuda and not query.requires_grad else nullcontext()
 
 
@@ -268,7 +281,7 @@ def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Span
 
 def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
     """The spans, with the blocks of FlexAttention where that computes the attention."""
-    device, seq = spans.start.device.type, spans.start.shape[1]
+    device, seq = device_type(spans.start), spans.start.shape[1]
     form = sizes.attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
     return with_flex_blocks(spans) if form == "flex" else spans
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import SwiGLU
+from lightning_llm.ops import traced
 
 
 class MixtureOfExperts(nn.Module):
@@ -58,18 +59,32 @@ class MixtureOfExperts(nn.Module):
         probabilities = logits.softmax(dim=-1)  # (tokens, experts)
         weights, chosen = probabilities.topk(self.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts))
+        counts = self._counts(chosen)
         if self.training and torch.is_grad_enabled():
             left = self._auxiliary(logits, probabilities, counts)
             self.auxiliary_loss = left if self.auxiliary_loss is None else self.auxiliary_loss
         order = chosen.flatten().argsort(stable=True)  # places in (tokens × top_k), by expert
         rows = order // self.top_k
-        slices = torch.split(tokens[rows], counts.tolist())
+        slices = torch.split(tokens[rows], self._lengths(counts, rows.numel()))
         # an expert without tokens runs too: its parameters get gradients of zero
         outputs = torch.cat([expert(part) for expert, part in zip(self.experts, slices, strict=True)])
         weighted = outputs * weights.flatten()[order].to(outputs.dtype).unsqueeze(-1)
         out = outputs.new_zeros(len(tokens), outputs.shape[-1]).index_add(0, rows, weighted)
         return out.view(x.shape)
+
+    def _counts(self, chosen: Tensor) -> Tensor:
+        """How many tokens each expert gets: (experts,)."""
+        if traced.current() is not None:
+            return chosen.new_empty(len(self.experts))
+        return torch.bincount(chosen.flatten(), minlength=len(self.experts))
+
+    def _lengths(self, counts: Tensor, total: int) -> list[int]:
+        """The same as numbers; in a trace, which has no values, as even as possible."""
+        if traced.current() is None:
+            lengths: list[int] = counts.tolist()
+            return lengths
+        least, rest = divmod(total, len(self.experts))
+        return [least + (expert < rest) for expert in range(len(self.experts))]
 
     def _auxiliary(self, logits: Tensor, probabilities: Tensor, counts: Tensor) -> Tensor:
         shares = counts / counts.sum().clamp(min=1)

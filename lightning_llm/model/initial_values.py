@@ -33,6 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_llm.ops import traced
+
 RESIDUAL_NAMES = ("o_proj", "down_proj")
 RULE = "initial_rule"  # the attribute of a part
 TABLE_LAYERS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)  # those that the table has values for
@@ -112,7 +114,7 @@ def construct(part: Part) -> nn.Module:
         ValueError: A parameter has no shape, or has other values each time; ``residual_outputs`` names no submodule.
     """
     device, dtype = torch.get_default_device(), torch.get_default_dtype()
-    if device.type == "meta":
+    if device.type == "meta" or traced.current() is not None:  # no values to record
         with drawing(part.seed, part.path):
             made = part.make()
         _refuse_lazy(made, part)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.ops import sizes
+from lightning_llm.ops import sizes, traced
 from lightning_llm.ops.autograd import autograd_function, custom_op
 
 
@@ -48,7 +48,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     Inputs and result are (heads, seq, head_dim), with the heads of all rows.
     """
     heads, seq, head_dim = query.shape
-    mask, tile = _triangle(seq, query.dtype, query.device), _tile(query)
+    mask, tile = _triangle(seq, query.dtype, query.device, traced.current()), _tile(query)
     out, *probabilities = _empty_results(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         for head_slice in sizes.slices(heads, tile.shape[0]):
@@ -98,8 +98,8 @@ def part_of(tile: Tensor, shape: torch.Size) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _triangle(seq: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(1, seq, seq): 0 for visible positions, minus infinity above the diagonal."""
+def _triangle(seq: int, dtype: torch.dtype, device: torch.device, trace: traced.Trace | None) -> Tensor:
+    """(1, seq, seq): 0 for visible positions, minus infinity above the diagonal; each trace has its own."""
     return torch.full((1, seq, seq), float("-inf"), dtype=dtype, device=device).triu(1)
 
 

@@ -5,10 +5,13 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from lightning_llm.ops import traced
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
@@ -25,6 +28,9 @@ def matmul_into(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool) -
     """
     if out.dtype == left.dtype:
         out.addmm_(left, right) if accumulate else torch.mm(left, right, out=out)
+    elif traced.current() is not None and traced.device_type(left) == "cuda":
+        if accumulate:  # whether the matmul can add is known to a GPU alone
+            out.add_(out.new_empty(out.shape))
     elif left.is_cuda and torch.version.hip is None:
         if not accumulate:
             torch.mm(left, right, out.dtype, out=out)
@@ -59,11 +65,29 @@ def adds_in_matmul(dtype: torch.dtype, device: torch.device) -> bool:
     return torch.equal(total, expected)
 
 
-def kernels_for(tensor: Tensor) -> ModuleType | None:
+class _TracedKernels:
+    """Stands for ``kernels.py`` in a trace: the kernels write into what they are given, and allocate nothing."""
+
+    @staticmethod
+    def losses_of_rows(*args: Any) -> None:
+        """As ``kernels.losses_of_rows``."""
+
+    @staticmethod
+    def gate_forward(*args: Any) -> None:
+        """As ``kernels.gate_forward``."""
+
+    @staticmethod
+    def gate_backward(*args: Any) -> None:
+        """As ``kernels.gate_backward``."""
+
+
+def kernels_for(tensor: Tensor) -> Any:
     """The Triton kernels (``kernels.py``), or ``None`` where PyTorch's operators must do the work.
 
     That is outside CUDA (unless ``TRITON_INTERPRET=1`` runs kernels anywhere), in float64, and without Triton.
     """
+    if traced.current() is not None:
+        return _TracedKernels if traced.device_type(tensor) == "cuda" and tensor.element_size() < 8 else None
     if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return None
     return None if tensor.element_size() == 8 else _import_kernels()

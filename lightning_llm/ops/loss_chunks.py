@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lightning_llm.ops import sizes
 from lightning_llm.ops.dispatch import kernels_for, matmul_into
+from lightning_llm.ops.traced import device_type
 
 
 class LossOptions(NamedTuple):
@@ -77,9 +78,9 @@ def loss_and_gradients(
 
     dtypes = [wide if dtype == torch.float16 or t is None else t.dtype for t in (hidden, weight, bias)]  # of gradients
     weight, bias = weight.to(dtype), None if bias is None else bias.to(wide)
-    rows = sizes.loss_rows(tokens, vocab, dtype.itemsize, hidden.device.type, options.num_chunks)
-    logits = hidden.new_empty(min(rows, tokens), sizes.logits_stride(vocab, hidden.device.type), dtype=dtype)
-    columns = list(sizes.slices(vocab, sizes.vocab_block(hidden.device.type)))
+    rows = sizes.loss_rows(tokens, vocab, dtype.itemsize, device_type(hidden), options.num_chunks)
+    logits = hidden.new_empty(min(rows, tokens), sizes.logits_stride(vocab, device_type(hidden)), dtype=dtype)
+    columns = list(sizes.slices(vocab, sizes.vocab_block(device_type(hidden))))
     d_hidden = hidden.new_empty(hidden.shape, dtype=dtypes[0]) if needed[0] else None
     # the first chunk writes it; without tokens there is none
     d_weight = (hidden.new_empty if tokens else hidden.new_zeros)(weight.shape, dtype=wide) if needed[1] else None

@@ -19,10 +19,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_llm.ops import traced
 from lightning_llm.ops.autograd import custom_op, differentiable_once, reject_transforms
 from lightning_llm.ops.checks import check_chunks, check_weight
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.loss_chunks import LossOptions, loss_and_gradients
+from lightning_llm.ops.traced import device_type
 
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = ("mean", "sum", "none")
@@ -132,9 +134,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if all(grad is None for grad in gradients):
             d_losses = d_loss if is_single else None
             _, gradients = loss_and_gradients(*inputs, ctx.options, ctx.needs_input_grad[:3], d_losses)
-        if not is_single and not (d_loss.device.type == "cpu" and d_loss.item() == 1):
+        is_cpu = device_type(d_loss) == "cpu"
+        if not is_single and not (is_cpu and (traced.current() is not None or d_loss.item() == 1)):
             # on a GPU a tensor without dimensions would be rounded to the gradient's dtype before the multiplication
-            factor = d_loss if d_loss.device.type == "cpu" else d_loss.view(1)
+            factor = d_loss if is_cpu else d_loss.view(1)
             gradients = [None if grad is None else grad.mul_(factor) for grad in gradients]
         pairs = zip(gradients, inputs[:3], strict=True)
         return *(None if grad is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None, None
@@ -155,7 +158,7 @@ def check_token_weights(weights: Tensor | None, targets: Tensor, name: str = "to
         raise ValueError(f"{name} are on {weights.device}, targets on {targets.device}: move one of them")
     if weights.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} get no gradient, and require one: detach them")
-    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and not (weights >= 0).all():
+    if device_type(weights) == "cpu" and not torch.compiler.is_compiling() and not (weights >= 0).all():
         raise ValueError(f"{name} must be at least 0, got {weights[~(weights >= 0)][0].item()}")
 
 
@@ -187,7 +190,7 @@ def _check_targets(targets: Tensor, name: str, other: Tensor, vocab: int, ignore
         raise ValueError(f"targets must be token ids of an integer dtype, got {targets.dtype} {tuple(targets.shape)}")
     if targets.device != other.device:
         raise ValueError(f"targets are on {targets.device}, the other arguments on {other.device}: move one of them")
-    if targets.device.type != "cpu" or torch.compiler.is_compiling():
+    if device_type(targets) != "cpu" or traced.current() is not None or torch.compiler.is_compiling():
         return  # looking would wait for the device; there the loss is NaN, or the operator reports it
     wrong = (targets < 0) | (targets >= vocab)
     if ignore_index is not None:

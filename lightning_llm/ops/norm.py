@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from lightning_llm.ops import sizes
 from lightning_llm.ops.autograd import differentiable_once
 from lightning_llm.ops.dispatch import matmul_dtype
+from lightning_llm.ops.traced import device_type, some_of
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -41,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if torch.compiler.is_compiling():  # written out, it is merged with the operators around it
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(dtype)
-    if x.is_cuda and x.dtype == weight.dtype:
+    if device_type(x) == "cuda" and x.dtype == weight.dtype:
         with torch.autocast("cuda", enabled=False):
             normalized: Tensor = F.rms_norm(x, weight.shape, weight, eps)
         return normalized.to(dtype)
@@ -132,5 +133,8 @@ def normalize_backward(
 def _in_blocks(*tensors: Tensor) -> tuple[Iterator[tuple[Tensor, ...]], int]:
     """The same rows of each tensor (…, size), block by block, and how many rows the longest block has."""
     rows = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
-    size = sizes.norm_rows(rows[0].shape[1], rows[0].device.type)
-    return zip(*(torch.split(tensor, size) for tensor in rows), strict=True), min(size, len(rows[0]))
+    size = sizes.norm_rows(rows[0].shape[1], device_type(rows[0]))
+    is_even = len(rows[0]) % size == 0
+    return zip(*(some_of(torch.split(tensor, size), is_even=is_even) for tensor in rows), strict=True), min(
+        size, len(rows[0])
+    )

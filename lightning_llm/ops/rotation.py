@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_llm.ops.traced import device_type
+
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns dimensions i and i + half of the last axis by the same angle; those after the two halves stay.
@@ -38,7 +40,7 @@ class _Rotation(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.sign = sign
         half = cos.shape[-1]
-        out = torch.empty_like(x) if x.is_cuda else x.new_empty(x.shape)
+        out = torch.empty_like(x) if device_type(x) == "cuda" else x.new_empty(x.shape)
         first, second = out[..., :half], out[..., half : 2 * half]
         left, right = x[..., :half], x[..., half : 2 * half]
         torch.mul(left, cos, out=first).addcmul_(right, sin, value=-sign)

@@ -7,6 +7,8 @@ type; one that is not listed is treated as a CPU.
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from lightning_llm.ops import traced
+
 CHECKPOINT_LEVELS = (0, 1, 2)  # of the memory-optimized SwiGLU
 AttentionForm = Literal["short", "spans", "flex", "fused", "efficient", "math"]
 
@@ -211,6 +213,6 @@ def _tile_elements(itemsize: int, device: str) -> int:
 
 
 def slices(total: int, size: int) -> Iterator[slice]:
-    """The parts of ``total`` rows or columns, ``size`` of them each and the rest in the last."""
-    for start in range(0, total, size):
+    """The parts of ``total`` rows or columns, ``size`` each and the rest in the last; in a trace some of them."""
+    for start in traced.some_of(range(0, total, size), is_even=total % size == 0):
         yield slice(start, min(start + size, total))

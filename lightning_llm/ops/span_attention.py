@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_llm.ops import sizes
+from lightning_llm.ops import sizes, traced
 from lightning_llm.ops.attention import empty_gradients, part_of
 from lightning_llm.ops.autograd import autograd_function, custom_op
 
@@ -83,6 +83,8 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
     Returns:
         (batch, heads, seq, head_dim).
     """
+    if spans.blocks is not None and (trace := traced.current()) is not None:
+        return trace.attention(query, key, value, "flex")  # type: ignore[no-any-return]
     if spans.blocks is not None:
         fields = {"block_mask": spans.blocks, "enable_gqa": query.shape[1] != key.shape[1]}
         out: Tensor = _flex()(query, key, value, **fields, kernel_options=FLEX_OPTIONS)
@@ -196,8 +198,10 @@ def _parts(query: Tensor, key: Tensor, span_start: Tensor) -> Iterator[_Part]:
     """Some rows and key heads, one block of their queries, and the keys that this block sees."""
     rows_at_once, heads_at_once = sizes.span_heads(query.shape, key.shape[1], query.dtype.itemsize)
     blocks = sizes.attention_blocks(query.shape[2])
+    has_values = traced.current() is None  # else the longest span, which fills its row
     for rows in sizes.slices(query.shape[0], rows_at_once):
-        first_keys = span_start[rows, :: blocks[0][1]].amin(dim=0).tolist()  # of the first query of each block
+        # of the first query of each block
+        first_keys = span_start[rows, :: blocks[0][1]].amin(dim=0).tolist() if has_values else [0] * len(blocks)
         for heads in sizes.slices(key.shape[1], heads_at_once):
             for (start, end), first_key in zip(blocks, first_keys, strict=True):
                 yield rows, heads, slice(start, end), slice(first_key, end)

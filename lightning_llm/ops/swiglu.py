@@ -53,6 +53,7 @@ from lightning_llm.ops.checks import check_chunks, check_weight
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.norm import rms_norm, rms_norm_function
 from lightning_llm.ops.swiglu_tiles import Options, Weights
+from lightning_llm.ops.traced import device_type
 
 
 def swiglu_reference(x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ def memory_optimized_swiglu(
 
 def _prefers_whole(x: Tensor, weights: Weights, options: Options, *, saves: bool) -> bool:
     (width, hidden), sizes_of = weights.gate.shape, (options.dtype.itemsize, weights.gate.dtype.itemsize)
-    shape = x.numel() // hidden, hidden, width, *sizes_of, x.device.type
+    shape = x.numel() // hidden, hidden, width, *sizes_of, device_type(x)
     return options.num_chunks is None and sizes.prefers_whole(*shape, saves=saves, has_norm=weights.norm is not None)
 
 
@@ -247,7 +248,7 @@ def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] |
 def _run_backward(dy: Tensor, *inputs: Any) -> list[Tensor]:
     x, gate, up, down, norm, saved, needed, *values = inputs
     weights, options = Weights(gate, up, down, norm), Options(*values)
-    if x.is_cuda and _prefers_whole(x, weights, options, saves=bool(saved)):
+    if device_type(x) == "cuda" and _prefers_whole(x, weights, options, saves=bool(saved)):
         options = options._replace(num_chunks=1)  # compiled: matmuls of the whole width, as without the compiler
     grads = tiles.swiglu_backward(dy, x, weights, saved, options, tuple(needed))
     return [grad for grad in grads if grad is not None]

@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_llm.ops import sizes
 from lightning_llm.ops.dispatch import kernels_for, matmul_into
 from lightning_llm.ops.norm import inverse_rms, normalize, normalize_backward
+from lightning_llm.ops.traced import device_type
 
 
 class Weights(NamedTuple):
@@ -49,7 +50,7 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, saves: bool
     x, flat_y = flat(x), flat(y)
     tokens, width = x.shape[0], weights.gate.shape[0]
     gate, up, down = (weight.to(options.dtype) for weight in weights[:3])
-    rows = sizes.forward_rows(tokens, width, options.dtype.itemsize, x.device.type)
+    rows = sizes.forward_rows(tokens, width, options.dtype.itemsize, device_type(x))
     g, u = (x.new_empty(tokens if saves else rows, width, dtype=options.dtype) for _ in range(2))
     a = x.new_empty(rows, width, dtype=options.dtype) if saves else g  # without saving, a overwrites g
     for block in sizes.slices(tokens, rows):
@@ -76,7 +77,7 @@ def swiglu_backward(
         needed: Which of the gradients are needed; the others are ``None``, and no matmul is spent on them.
     """
     need_x, *need_weights, need_norm = needed
-    dtype, device = options.dtype, x.device.type
+    dtype, device = options.dtype, device_type(x)
     dx = x.new_empty(x.shape) if need_x else None
     flat_dx = None if dx is None else flat(dx)
     x, dy = flat(x), flat(dy.to(dtype))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lightning_llm.accounting.hardware import find_device, reserve_for
+from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.accounting.plan_report import chosen_options, summary
 from lightning_llm.accounting.planner import Planner, StepPlan, Task, choose, configured
 from lightning_llm.accounting.settings import weight_dtype
@@ -25,7 +26,6 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.environment import settings_of, uses_tf32
 from lightning_llm.training.measured_optimizer import state_bytes
-from lightning_llm.training.measured_parts import measure_parts
 
 
 class MemoryBudget:

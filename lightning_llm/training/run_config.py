@@ -193,7 +193,7 @@ def _measured(config: ModelConfig, precision: str, context_length: int) -> Measu
     """The parts that the accounting does not know: it costs loading torch, and runs their classes."""
     if not parts_to_measure(config):
         return {}
-    from lightning_llm.training.measured_parts import measure_parts
+    from lightning_llm.accounting.measured_parts import measure_parts
 
     return measure_parts(config, precision, context_length)
 

@@ -9,6 +9,7 @@ import torch
 
 from lightning_llm.accounting import sizing as module
 from lightning_llm.accounting import step_flops
+from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.accounting.sizing import (
     given_options,
     parse_size,
@@ -20,7 +21,6 @@ from lightning_llm.accounting.sizing import (
 from lightning_llm.io.config_file import config_path, read_config
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
-from lightning_llm.training.measured_parts import measure_parts
 
 SIZES = [round(25_000 * 2000 ** (step / 23)) for step in range(24)]  # 25k to 50M
 CONFIGS = ("quickstart", "shakespeare-char", "shakespeare-char-gpu", "shakespeare-gpt", "llama-125m")

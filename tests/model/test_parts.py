@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lightning_llm import LanguageModel, ModelConfig
 from lightning_llm.accounting import parameters_by_part, step_memory
+from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.accounting.parts import parts_to_measure
 from lightning_llm.generation import generate
 from lightning_llm.interop import export_model
@@ -23,7 +24,6 @@ from lightning_llm.model.parts import BUILT_IN, BuiltIn, name_of
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim import AdamW, param_groups
 from lightning_llm.training.distributed import build_sharded
-from lightning_llm.training.measured_parts import measure_parts
 from tests.accounting.test_memory import second_step
 from tests.model.made import with_arguments
 

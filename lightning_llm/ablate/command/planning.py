@@ -117,6 +117,10 @@ def draft_of(experiment: Experiment, stream: Path | None = None) -> CommandDraft
     notes: list[str] = []
     if not is_executable(command.words[0], Path(command.folder)) and "{" not in command.words[0]:
         raise ValueError(f"--command: {shown(command.words[0])} is no program here: give its path, or install it")
+    script = command.words[1] if "python" in command.words[0] and len(command.words) > 1 else ""
+    is_fixed = script.endswith(".py") and "{" not in script and not command.trees
+    if is_fixed and not (Path(command.folder) / script).is_file():
+        raise ValueError(f"--command: there is no file {shown(script)} in {command.folder}: correct its path")
     _refuse_unavailable(experiment)
     options = {BASELINE: {}, **experiment.variants}
     if experiment.options or any(options.values()):

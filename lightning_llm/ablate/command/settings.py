@@ -21,6 +21,18 @@ COMMAND_LINE = "the command line"  # the source of keys that are given as option
 _SHARED = {"batches": "batches", "initial_values": "initial values"}
 
 
+OPTIONS_OF_FIELDS = {  # of a Command, where the option has another name
+    "text": "--command",
+    "words": "--command",
+    "file": "--read-file",
+    "links": "--link",
+    "time_limit_s": "--time-limit",
+    "folder": "folder to start in",
+    "sources": "folders of modules in the repository",
+    "interpreter": "Python or torch",
+}
+
+
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
     """The code of a variant in a git repository.
 
@@ -95,8 +107,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
             lines.append("--reseed: the run's seed was added to every seed that the program sets.")
         unknown = [words for name, words in _SHARED.items() if name not in tells]
         if unknown:
-            told = "its output may tell: a line 'batches: HASH', 'initial_values: HASH'"
-            lines.append(f"It is not known whether the two runs of a pair share {' and '.join(unknown)}; {told}.")
+            what = " and ".join(unknown)
+            lines.append(
+                f"Whether the two runs of a pair share {what}, the program does not tell (docs/any-program.md)."
+            )
         if not self.is_isolated:
             lines.append(ONE_FOLDER)
         return lines

@@ -22,12 +22,12 @@ from lightning_llm.ablate.fit.variant import Variant
 from lightning_llm.ablate.ratios import Cost, StepCost, median_interval
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import cpu_name
+from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.measure.gauges import resident_bytes
 from lightning_llm.measure.meter import memory_of, tensors_in
 from lightning_llm.measure.timer import Timing, interleave
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.capture import CapturedLoss
-from lightning_llm.training.measured_parts import measure_parts
 
 # Of two equal variants on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
 # ±0.9% after 300; the signs of consecutive ratios are independent.

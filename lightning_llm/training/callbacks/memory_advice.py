@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_llm.accounting.counts import Dimensions, hidden_matrix_parameters, step_flops
+from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.accounting.memory import StepMemory, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import StepSettings
-from lightning_llm.accounting.symbolic import item_sizes
+from lightning_llm.accounting.settings import StepSettings, item_sizes
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import short_mib
 from lightning_llm.measure.attribution import AttributedMeter
@@ -21,7 +21,6 @@ from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.optim.catalog import STATE_BYTES
 from lightning_llm.training.callbacks.memory_report import Report, point_report, step_report, table_of
 from lightning_llm.training.environment import settings_of
-from lightning_llm.training.measured_parts import EXTENDED, measure_parts
 
 HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
 NOT_WORTH_NAMING = 0.005  # of the peak
@@ -116,14 +115,10 @@ def advise(case: StepCase) -> MemoryAdvice | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
     remarks, unknown = [], parts_to_measure(case.config)
     try:
-        if case.config.dropout and case.step.device == "cpu":
-            case = case.change({"dropout": 0.0})
-            remarks.append("The estimate leaves dropout out.")
         if case.step.strategy != "ddp" and case.step.world_size > 1:
             remarks.append("The estimate counts whole parameters, of which FSDP2 leaves each process a share.")
         if unknown:
             case = case.change(measured=measure_parts(case.config, case.step.precision, case.step.context_length))
-            remarks.append(EXTENDED.format(", ".join(dict.fromkeys(unknown.values()))))
         memory, work = case.memory(), case.work()
     except (ValueError, RuntimeError):
         return None

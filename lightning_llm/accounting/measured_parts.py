@@ -1,12 +1,9 @@
-"""Parts that the accounting does not know, of one layer, are measured on a CPU at three tiny sizes.
+"""Parameters, FLOPs and traffic of parts that no formula describes, of one layer, measured at three tiny sizes.
 
-``accounting`` extends each figure as a fixed amount, one per token, and one per token and position that it sees. It
-gets numbers alone, so it needs no torch. A large built-in part is measured smaller in all its widths: its activations
-grow in proportion to them.
+The part runs on tensors without values, as in ``tracing.py``, or with values where it needs them. Each figure is
+extended as a fixed amount, one per token, and one per token and position that it sees.
 """
 
-import dataclasses
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,23 +13,19 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_llm.accounting.parts import IN_LAYERS, LayerGroup, layer_groups, parts_to_measure
-from lightning_llm.accounting.settings import LONGEST_MEASURED, Affine, Measured, MeasuredPart, weight_dtype
-from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
+from lightning_llm.accounting.settings import Affine, Measured, MeasuredPart, weight_dtype
+from lightning_llm.accounting.tracing import NeedsValues, in_dtype, in_trace
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, Shared
-from lightning_llm.model.parts import arguments_of, name_of, option_of
 from lightning_llm.model.position import Position
 from lightning_llm.ops.dispatch import matmul_dtype
 
-# of a built-in part that is measured as it is
-MOST_ELEMENTS, MEASURED_EXPERTS, MOST_ACTIVATIONS = 1 << 25, 256, 1 << 24
 TINY = 32  # tokens, and two and four times as many; for attention and blocks the context, up to a limit
+LONGEST_MEASURED = 1280  # tokens of a row in which attention is measured: more than twice those of a short attention
 IN_CONTEXT = ("attention", "block")
-WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-EXTENDED = "The estimate extrapolates {} from a measurement on one and two rows."
 
 
 def measure_parts(config: ModelConfig, precision: str, context_length: int) -> Measured:
@@ -57,11 +50,14 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
 
 def _measured(kind: str, alike: LayerGroup, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
     seq = max(2, min(context_length, LONGEST_MEASURED)) if kind in IN_CONTEXT else 2 * TINY
-    narrow, scale = _shrunk(kind, alike.config, seq)
-    figures = _cases(kind, dataclasses.replace(alike, config=narrow), seq, precision, dtype)
+    try:
+        with in_trace("cpu", has_all_tiles=True):
+            figures = _cases(kind, alike, seq, precision, dtype)
+    except NeedsValues:
+        figures = _cases(kind, alike, seq, precision, dtype)
 
-    def affine(name: str, scale: int = scale) -> Affine:
-        return _affine([scale * case[name] for case in figures], seq)
+    def affine(name: str) -> Affine:
+        return _affine([case[name] for case in figures], seq)
 
     with torch.device("meta"):
         part = _built(kind, alike.config, alike.indices[:2][-1])
@@ -71,24 +67,23 @@ def _measured(kind: str, alike: LayerGroup, precision: str, dtype: torch.dtype, 
         parameters=_elements(part),
         more_parameters=more,
         matrices=sum(parameter.numel() for parameter in part.parameters() if parameter.dim() == 2),
-        flops=affine("flops", scale**2),
+        flops=affine("flops"),
         saved=affine("saved"),
         forward=affine("forward"),
         backward=affine("backward"),
-        itemsize=int(figures[0]["itemsize"]),
     )
 
 
 def _cases(kind: str, alike: LayerGroup, seq: int, precision: str, dtype: torch.dtype) -> list[dict[str, float]]:
     """The figures of one row and of two, and of one row of half the length, for the second of several layers."""
     config, first_index, second_index = alike.config, alike.indices[0], alike.indices[:2][-1]
-    part, norm = _built(kind, config, second_index).to(dtype), _built("norm", config, 0).to(dtype)
+    part, norm = (in_dtype(_built(*args), dtype) for args in ((kind, config, second_index), ("norm", config, 0)))
     has_earlier = kind in IN_CONTEXT and first_index != second_index
-    first = _built(kind, config, first_index).to(dtype) if has_earlier else part
+    first = in_dtype(_built(kind, config, first_index), dtype) if has_earlier else part
     needs_position = kind in (*IN_CONTEXT, "position")
-    position = _built("position", config).to(dtype) if needs_position else Position(config)
+    position = in_dtype(_built("position", config), dtype) if needs_position else Position(config)
     classes = config.vocab_rows if kind == "loss" else 1
-    head = nn.Linear(config.hidden_size, classes, bias=config.lm_head_bias).to(dtype)
+    head = in_dtype(nn.Linear(config.hidden_size, classes, bias=config.lm_head_bias), dtype)
     with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
         # attention and MLP get what a norm before them returns
         of_norm = norm(torch.zeros(1, 1, config.hidden_size, dtype=dtype)).dtype
@@ -107,35 +102,6 @@ def _cases(kind: str, alike: LayerGroup, seq: int, precision: str, dtype: torch.
         call = _call(kind, part, head, x, context)
         figures.append(_figures(call, [part, *([head] if kind == "loss" else [])], x, precision))
     return figures
-
-
-def _shrunk(kind: str, config: ModelConfig, seq: int) -> tuple[ModelConfig, int]:
-    """The config with a built-in part narrow enough to be measured, and how many times as wide the part is."""
-    if kind not in ("mlp", "attention") or kind in config.custom_parts:
-        return config, 1
-    sizes = {name: int(getattr(config, name)) for name in WIDTHS}
-    has_experts = kind == "mlp" and option_of("mlp", config.mlp, "num_experts") is not None
-    experts, top_k = (option_of("mlp", config.mlp, name) or 1 for name in ("num_experts", "top_k"))
-    hidden, wide, heads, kv_heads = sizes.values()
-
-    def fits(scale: int) -> bool:
-        if kind == "mlp":
-            is_small = 3 * hidden * wide * experts <= MOST_ELEMENTS * scale**3 and experts <= MEASURED_EXPERTS * scale
-            return is_small and 2 * seq * top_k * (hidden + wide) <= MOST_ACTIVATIONS * scale
-        projections = 2 * hidden * (config.head_dim or 1) * (heads + kv_heads)
-        return projections <= 2 * MOST_ELEMENTS * scale**2 and heads * seq**2 <= MOST_ACTIVATIONS * scale
-
-    scale = next(scale for scale in (1 << power for power in itertools.count()) if fits(scale))
-    if scale == 1:
-        return config, 1
-    narrow: dict[str, Any] = {name: max(1, size // scale) for name, size in sizes.items()}
-    narrow["num_attention_heads"] = narrow["num_key_value_heads"] * (heads // kv_heads)
-    narrow["max_position_embeddings"] = min(config.max_position_embeddings, 2 * LONGEST_MEASURED)
-    if has_experts:
-        fewer = max(2, experts // scale)
-        options = {**arguments_of(config.mlp), "num_experts": fewer, "top_k": min(top_k, fewer)}
-        narrow["mlp"] = {CLASS_PATH: name_of(config.mlp), INIT_ARGS: options}
-    return dataclasses.replace(config, **narrow), scale
 
 
 def _built(kind: str, config: ModelConfig, layer: int = 0) -> Any:
@@ -182,7 +148,6 @@ def _figures(call: Callable[[], Tensor], modules: list[nn.Module], x: Tensor, pr
         "saved": saved,
         "forward": forward.peak_bytes - saved - y.nbytes,
         "backward": backward.peak_bytes - needed,
-        "itemsize": y.itemsize,
     }
 
 
