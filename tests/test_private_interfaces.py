@@ -38,6 +38,7 @@ INTERFACES = {  # by owner: names, and what the code relies on
         "_dynamo": "config.recompile_limit: so many graphs of one code, then it runs uncompiled",
         "_fused_adamw_": "AdamW as one kernel on CPU and CUDA",
         "_C": "the module of the two functions below",
+        "_subclasses": "fake_tensor: tensors without values, and the errors of what needs values",
     },
     "torch._C": {
         "_are_functorch_transforms_active": "vmap or grad transforms run: custom autograd functions support neither",
@@ -54,6 +55,7 @@ INTERFACES = {  # by owner: names, and what the code relies on
         **dict.fromkeys(("_global_forward_hooks", "_global_forward_pre_hooks"), HOOKS),
         **dict.fromkeys(("_global_backward_hooks", "_global_backward_pre_hooks"), HOOKS),
     },
+    "torch.ops.aten.add.Tensor": {"_schema": "which arguments an operator writes and returns"},
     "torch.utils": {"_python_dispatch": "sees every operator", "_pytree": "tree_leaves of nested containers"},
     "torch._utils": dict.fromkeys(
         (f"torch._utils {name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")), NAMED

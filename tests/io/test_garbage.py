@@ -21,7 +21,7 @@ def trace(path):
     [
         (archives.read_archive, archives, "_check_archive"),
         (archives.is_intact_file, archives, "_check_archive"),
-        (trace, memory, "SymbolicModel"),
+        (trace, memory, "trace_step"),
     ],
     ids=["read", "compare the checksums", "trace"],
 )

@@ -18,6 +18,8 @@ from lightning_llm.training.run_config import RunOptions, read_run
 RUN = Path("runs/run/version_0")
 BUDGET = {"model.memory_budget": "680KB", "trainer.val_check_interval": 3}
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 
 def chosen(cli):
     model = cli.model
