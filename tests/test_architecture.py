@@ -31,7 +31,7 @@ LAYERS = (
         "data",
     ),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "data.find_store", "model"),  # model: norm, kv_cache, weights, position, context, build
-    ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss", "checkpoints.pickles"),
+    ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss"),
     ("model.transformer", "model.attentions", "model.initial_scales", "optim", "checkpoints.archives"),
     ("generation", "interop", "data.datamodule", "accounting"),
     ("checkpoints",),

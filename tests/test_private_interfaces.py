@@ -27,7 +27,6 @@ OF_TUPLES = {"_replace", "_asdict", "_fields"}  # documented, of NamedTuple
 
 HOOKS = "a dict of hooks; empty: the module's weight may be read without calling the module"
 FOREACH = "the multi-tensor operation, one call for all parameters"
-NAMED = "the name that torch writes into files of tensors"
 STRATEGY = "the constructor's argument of this name"
 INTERFACES = {  # by owner: names, and what the code relies on
     "torch": {
@@ -57,9 +56,6 @@ INTERFACES = {  # by owner: names, and what the code relies on
     },
     "torch.ops.aten.add.Tensor": {"_schema": "which arguments an operator writes and returns"},
     "torch.utils": {"_python_dispatch": "sees every operator", "_pytree": "tree_leaves of nested containers"},
-    "torch._utils": dict.fromkeys(
-        (f"torch._utils {name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")), NAMED
-    ),
     "torch.cuda.memory": dict.fromkeys(("_record_memory_history", "_dump_snapshot"), "the snapshot of the allocator"),
     "torch.utils._python_dispatch": {
         "_get_current_dispatch_mode": "an operator mode watches: nothing is replayed or tried"

@@ -1,40 +1,39 @@
 """Archives of tensors, as ``torch.save`` writes them: written atomically, read without running code.
 
 Reading always uses ``torch.load(weights_only=True)``: Lightning's default leaves that to an environment variable and,
-for a URL, to the pickle (lightning/fabric/utilities/cloud_io.py).
-
-A small file can cost hours or all memory: by parts that overlap, lists that contain each other, a tensor of 10^12
-elements over one number. So the index is compared with the form that torch gives it, and ``checkpoints.pickles`` checks
-the values before and after torch makes them.
+for a URL, to the pickle (lightning/fabric/utilities/cloud_io.py). torch does not detect flipped bits, so the checksums
+of the parts are compared first. What torch has made must consist of plain values and tensors, of exact types.
 """
 
 import errno
 import os
-import re
-import struct
+import pickle
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor, nn
 
-from lightning_llm.checkpoints.pickles import MOST_PICKLE_BYTES, Rejected, check_pickle, check_values
 from lightning_llm.io.atomic import atomic_file
 from lightning_llm.io.garbage import no_garbage_collection
-from lightning_llm.io.untrusted import open_regular, shown
+from lightning_llm.io.untrusted import DEEPEST, open_regular, shown
 
 Source = str | os.PathLike[str] | IO[bytes]
 TENSORS = "/data/"  # in the names of the parts that hold tensors
 BEGINNING, SUFFIXES = b"PK\3\4", (".ckpt", ".pt")  # of files that torch.save has written; names of checkpoints
 FOLDER = 0x10  # MS-DOS's mark in the attributes of a part
-UNICODE_PATH = 0x7075  # a second name, which Python 3.12 takes and torch does not
 BLOCK = 2**20  # bytes that are read at once
 
-MOST_INDEX_BYTES = 2**24  # about 200,000 tensors
+_PLAIN = {bool, int, float, str, bytes, torch.dtype, torch.device, type(None)}
+_DICTS, _LISTS, _TENSORS = {dict, OrderedDict, Counter}, {list, tuple, set, torch.Size}, {Tensor, nn.Parameter}
 
-_ENTRY = re.compile(r"(\w[\w.-]*)/(data\.pkl|data/\d+|version|byteorder|\.[\w/]+)", re.ASCII)
+
+class Rejected(Exception):
+    """A file is complete, but its content is not safe to load."""
 
 
 # ---- writing and reading
@@ -81,14 +80,12 @@ def read_archive(
         raise ValueError(f"checkpoint {name} {'is not a file' if Path(source).exists() else 'does not exist'}")
     try:
         _check_archive(source, of_tensors)
-        content = torch.load(source, map_location=map_location or "cpu", weights_only=True, mmap=mmap)
-        with _opened(source) as file:
-            check_values(content, file.seek(0, os.SEEK_END))
+        content = _loaded(source, map_location, mmap=mmap)
     except Rejected as error:
         raise ValueError(f"checkpoint {name} is rejected: {error}") from error
     except MemoryError:
         raise
-    except Exception as error:  # torch builds what the pickle says: a view beyond its storage, a dict without an item
+    except Exception as error:  # torch builds what the pickle says, such as a view beyond its storage
         if not _may_have_been_one(source):
             raise ValueError(f"{name} is not a checkpoint: give one that lightning-llm fit has saved") from error
         problem = "is truncated or damaged, or not a checkpoint: use an earlier one"
@@ -109,14 +106,14 @@ def _may_have_been_one(source: Source) -> bool:
 def is_intact_file(path: str | os.PathLike[str]) -> bool:
     """Whether every part of a file matches its checksum and torch can open it.
 
-    The checksums take about 1 s per GB. Opening reads no tensor and takes milliseconds. A file that holds code, or
-    absurd sizes, counts as whole; ``read_archive`` rejects it.
+    The checksums take about 1 s per GB. Opening reads no tensor and takes milliseconds. A file that holds code counts
+    as whole; ``read_archive`` rejects it.
     """
     try:
         if not Path(path).is_file():
             return False
         _check_archive(path)
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        _loaded(path, mmap=True)
     except Rejected:
         return True
     except Exception:  # whatever the reader makes of a damaged index: no step can be read from such a file
@@ -125,27 +122,73 @@ def is_intact_file(path: str | os.PathLike[str]) -> bool:
 
 
 def _check_archive(source: Source, of_tensors: bool = True) -> None:
-    """Check the index, the checksum of every part, and the pickle.
+    """Compare the checksum of every part.
 
-    A truncated file lacks the index, which is at the end. torch itself does not detect flipped bits, so the checksums
-    are compared here. torch compresses nothing. It reads by the compressed size, and treats a part with the mark of a
-    folder as empty; zipfile ignores both.
+    A truncated file lacks the index, which is at the end. torch compresses nothing. It reads by the compressed size,
+    and treats a part with the mark of a folder as empty; zipfile ignores both.
 
     Raises:
-        Rejected: See :func:`check_pickle`.
         Exception: The file is truncated or damaged: whatever zipfile makes of it.
     """
-    with _opened(source) as file, open_index(file) as archive:
+    with _opened(source) as file, zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             is_stored = (entry.compress_type, entry.compress_size) == (zipfile.ZIP_STORED, entry.file_size)
             if not is_stored or entry.external_attr & FOLDER:
                 raise zipfile.BadZipFile("a compressed part, or a folder")
             with archive.open(entry) as part:
-                while (of_tensors or TENSORS not in entry.orig_filename) and part.read(BLOCK):
+                while (of_tensors or TENSORS not in entry.filename) and part.read(BLOCK):
                     pass
-        parts = {part.orig_filename.partition("/")[2]: part for part in archive.infolist()}
-        with archive.open(parts["data.pkl"]) as pickled:
-            check_pickle(pickled.read(MOST_PICKLE_BYTES + 1), {name: part.file_size for name, part in parts.items()})
+
+
+def _loaded(source: Source, map_location: Any | None = None, *, mmap: bool) -> Any:
+    """The content of a file whose checksums agree.
+
+    Raises:
+        Rejected: It holds something other than plain values and tensors.
+        Exception: The file is damaged: whatever torch makes of it.
+    """
+    try:
+        with _opened(source):  # an open file is where it was afterwards
+            content = torch.load(source, map_location=map_location or "cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        named: list[str] = []
+        with suppress(Exception):  # an operation that torch does not know
+            named = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(source))
+        made = f"objects that only running its code could make ({shown(', '.join(named))})"
+        problem = f"it holds {made}" if named else "its pickle is not one that torch writes"
+        raise Rejected(f"{problem}; nothing in it was executed") from error
+    _check_types(content)
+    return content
+
+
+def _check_types(content: object) -> None:
+    """Check that a file holds plain values and tensors of exact types, without attributes and hooks.
+
+    An attribute ``items`` of an ordered dict would hide its content from every later check. A hook would be called.
+    """
+    todo: list[tuple[Any, int]] = [(content, 0)]
+    deepest: dict[int, int] = {}  # by the value's id: lists may hold one another, any number of times
+    while todo:
+        value, depth = todo.pop()
+        if type(value) in _PLAIN or depth <= deepest.get(id(value), -1):
+            continue
+        if depth > DEEPEST:  # later checks call themselves for each level
+            raise Rejected(f"it holds values more than {DEEPEST} inside one another")
+        deepest[id(value)] = depth
+        kind = type(value)
+        if kind not in _DICTS | _LISTS | _TENSORS:
+            raise Rejected(f"it holds {kind.__name__}, which is not a plain value")
+        attributes = getattr(value, "__dict__", {})
+        if attributes.keys() - {"_metadata"}:  # which is of nn.Module.state_dict
+            raise Rejected("it holds a value with attributes")
+        inner = [*attributes.values()]
+        if kind in _TENSORS:
+            has_numbers = value.layout is torch.strided and not value.is_meta
+            if not has_numbers or value.is_complex() or value.is_quantized or value._backward_hooks:
+                raise Rejected("it holds a tensor that is sparse, complex, quantized or without data, or has hooks")
+        else:
+            inner += [*value.keys(), *value.values()] if kind in _DICTS else value
+        todo += [(each, depth + 1) for each in inner]
 
 
 @contextmanager
@@ -159,46 +202,3 @@ def _opened(source: Source) -> Iterator[IO[bytes]]:
         yield source
     finally:
         source.seek(position)
-
-
-# ---- limits
-
-
-def open_index(file: IO[bytes]) -> zipfile.ZipFile:
-    """Open a file that has the form that ``torch.save`` gives it.
-
-    Raises:
-        zipfile.BadZipFile: It has another form: data after or before the index, parts with unknown or repeated names,
-            parts that together are larger than the file, an oversized index.
-    """
-    start = file.read(len(BEGINNING))
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - 98))
-    tail = file.read()  # the end of the index: a record and a pointer of 64-bit archives (76 bytes), one of all (22)
-    if start != BEGINNING or tail[-22:-18] != b"PK\5\6":
-        raise zipfile.BadZipFile("not an archive, or truncated")
-    size, first = struct.unpack("<LL", tail[-10:-2])
-    is_long = tail[-42:-38] == b"PK\6\7"
-    if is_long:
-        size, first = struct.unpack("<QQ", tail[-58:-42])
-    if first + size + (98 if is_long else 22) != end or size > MOST_INDEX_BYTES:
-        raise zipfile.BadZipFile("an index of another size")
-    archive = zipfile.ZipFile(file)
-    parts = archive.infolist()
-    names = [_ENTRY.fullmatch(part.orig_filename) for part in parts]
-    distinct = {name[0].lower() for name in names if name}  # torch's reader ignores case
-    if len(distinct) < len(parts) or len({name[1] for name in names if name}) != 1:
-        raise zipfile.BadZipFile("parts with other names")
-    if any(part.filename != part.orig_filename or UNICODE_PATH in _fields(part.extra) for part in parts):
-        raise zipfile.BadZipFile("parts with two names")
-    if sum(part.file_size for part in parts) > end:
-        raise zipfile.BadZipFile("parts that overlap")
-    return archive
-
-
-def _fields(extra: bytes) -> Iterator[int]:
-    """The kinds of the extra fields of a part."""
-    while len(extra) >= 4:
-        field, size = struct.unpack_from("<HH", extra)
-        yield field
-        extra = extra[4 + size :]

@@ -6,9 +6,8 @@ can be loaded without it.
 """
 
 import os
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,6 @@ from lightning_llm.io.untrusted import prefixed
 from lightning_llm.model.config import config_of_file
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
-
-MOST_TRIED, MOST_SECONDS = 3, 5.0  # of files that are read one after the other: more of them if they are read fast
-SECONDS, SECONDS_PER_BYTE = 1.0, 3e-9  # that files take by their size, several times what checksums take
 
 
 def read_checkpoint(
@@ -70,22 +66,6 @@ def _validated(
 ) -> dict[str, Any]:
     check_content(content, where, needs, of_tensors=of_tensors)
     return content
-
-
-def in_time(files: Iterable[Path]) -> Iterator[Path]:
-    """The files, until several of them have taken seconds, or any have taken longer than their size explains.
-
-    A folder from others may hold any number of files that are slow to read, or of links to one.
-    """
-    start, explained = time.process_time(), SECONDS
-    for number, file in enumerate(files):
-        spent = time.process_time() - start
-        if (number and spent > explained) or (number >= MOST_TRIED and spent > MOST_SECONDS):
-            return
-        with suppress(OSError):
-            parts = file.iterdir() if sharded.is_folder(file) else (file,)
-            explained += SECONDS_PER_BYTE * sum(part.stat().st_size for part in parts if part.is_file())
-        yield file
 
 
 def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = True) -> dict[str, Any]:

@@ -103,7 +103,7 @@ CALLBACKS = {
     ),
     "ResumeDiff": open_record({"options": mapping(TEXT, PLAIN)}, {"changes": list_of(TEXT)}),
     "RunCheckpoints": open_record(BEST_FIELDS, {"turn": COUNT, "validation_batches": maybe(HASH)}),
-    "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR, "steps": COUNT}),  # steps: of earlier versions
+    "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR}),
 }
 MODEL_CHECKPOINT = open_record(  # Lightning's, which removes files of these names
     {"best_model_path": TEXT, "best_model_score": any_of(TENSOR, number(), NULL)},

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lightning_llm.io.progress import Advance, ignore_progress
-from lightning_llm.io.untrusted import MOST_VALUES, FieldCount, open_regular
+from lightning_llm.io.untrusted import open_regular
 
 PIECE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 26
@@ -286,10 +286,8 @@ def _from_zstandard(raw: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _parse_line(line: bytes, key: str) -> tuple[str, str]:
     """The text of a line of JSON, and what is wrong with the line; one of the two is empty."""
-    if len(line) > MOST_VALUES and _values(line) > MOST_VALUES:
-        return "", f"has more than {MOST_VALUES} values"
     try:
-        record = json.loads(line, object_pairs_hook=FieldCount() if len(line) > MOST_VALUES else None)
+        record = json.loads(line)
     except UnicodeDecodeError as error:
         return "", f"is not UTF-8 text: byte {error.start} of the line: {error.reason}"
     except json.JSONDecodeError as error:
@@ -309,18 +307,6 @@ def _parse_line(line: bytes, key: str) -> tuple[str, str]:
     except UnicodeEncodeError:
         return "", f"has half of a surrogate pair under key {key!r}, which is not valid text"
     return text, ""
-
-
-def _values(line: bytes) -> int:
-    """About how many values a line of JSON has. Only if there may be too many, its texts are left out of the count."""
-    count = sum(map(line.count, (b",", b"[", b"{")))
-    if count <= MOST_VALUES:
-        return count
-    bare = line.replace(rb"\\", b"").replace(rb"\"", b"")
-    if (texts := bare.count(b'"') // 2) > 2 * MOST_VALUES:  # each pair of values is a name and a text at most
-        return texts
-    outside = b"".join(bare.split(b'"')[::2])
-    return sum(map(outside.count, (b",", b"[", b"{")))
 
 
 def _import(name: str, file: str) -> Any:

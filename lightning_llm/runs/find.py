@@ -203,28 +203,25 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
     if not any(path.exists() for path in _files(run)):
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
-    from lightning_llm.checkpoints.reading import in_time, is_intact
+    from lightning_llm.checkpoints.reading import is_intact
 
     best, files = run / CHECKPOINTS / BEST, _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
     if not candidates:
         raise ValueError(f"{run} holds {BEST} alone, which is not the last state of a run: give ckpt_path 'best'")
-    names = []
-    for number, path in enumerate(in_time(candidates)):
-        names.append(path.name)
+    for number, path in enumerate(candidates):
         if is_intact(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
                 say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
-    if len(names) == len(_files(run)) - (candidates is files and best.exists()):
-        raise ValueError(f"every checkpoint of {run} is truncated or damaged: {', '.join(names)}")
-    raise ValueError(f"each of {len(names)} tried checkpoints of {run} is truncated or damaged: {', '.join(names)}")
+    names = ", ".join(path.name for path in candidates)
+    raise ValueError(f"every checkpoint of {run} is truncated or damaged: {names}")
 
 
 def check_resumable(checkpoint: Path, *, is_described: bool = True) -> dict[str, Any]:
     """As ``checkpoints.reading.check_run_checkpoint``; the error names the newest of the run that can be resumed."""
-    from lightning_llm.checkpoints.reading import check_run_checkpoint, in_time
+    from lightning_llm.checkpoints.reading import check_run_checkpoint
 
     try:
         return check_run_checkpoint(checkpoint, is_described=is_described)
@@ -234,7 +231,9 @@ def check_resumable(checkpoint: Path, *, is_described: bool = True) -> dict[str,
     if checkpoint.parent.name == CHECKPOINTS:
         best = checkpoint.with_name(BEST)  # which may be older than all others
         others = [*_newest_first(checkpoint.parent.parent), *([best] if best.exists() else [])]
-    for other in in_time(path for path in others if path != checkpoint):
+    for other in others:
+        if other == checkpoint:
+            continue
         try:
             check_run_checkpoint(other, is_described=is_described)
         except ValueError:
@@ -263,9 +262,9 @@ def _newest_first(run: Path) -> list[Path]:
     earlier step leaves later ones behind (it renames its own to ``.aside``, those of others stay). At the same step the
     run's own comes first.
     Those that cannot be opened come before all others, to be reported; those with weights only, from which no run can
-    resume, come last. If there are too many to open in time, the oldest files are left out.
+    resume, come last.
     """
-    from lightning_llm.checkpoints.reading import in_time, read_outline
+    from lightning_llm.checkpoints.reading import read_outline
 
     def recency(path: Path) -> tuple[int, int, int, bool]:
         is_named_by_run = step_of(path) >= 0
@@ -280,8 +279,7 @@ def _newest_first(run: Path) -> list[Path]:
     if all(step_of(path) >= 0 for path in files):
         return sorted(files, key=step_of, reverse=True)
     written_last = sorted(files, key=lambda path: path.lstat().st_mtime_ns, reverse=True)
-    recencies = {path: recency(path) for path in in_time(written_last)}
-    return sorted(recencies, key=recencies.__getitem__, reverse=True)
+    return sorted(written_last, key=recency, reverse=True)
 
 
 def open_model(name: str, device: str, *, trust_code: bool = False) -> tuple["Transformer", "Tokenizer"]:

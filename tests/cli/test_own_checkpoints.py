@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.checkpoints import reading
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.cli import inference
 from lightning_llm.runs.find import find_checkpoint
@@ -66,46 +65,15 @@ def test_the_best_alone_is_not_the_last(trained):
 
 
 @pytest.mark.parametrize("name", ["step-{:08d}.ckpt", "epoch={}.ckpt"])
-def test_hundreds_of_slow_files_are_not_all_opened(tmp_path, monkeypatch, name):
+def test_where_every_file_is_damaged_all_are_named(tmp_path, name):
     (tmp_path / "checkpoints").mkdir()
     for number in range(20):
         (tmp_path / "checkpoints" / name.format(number)).write_bytes(b"PK\3\4")
-    with pytest.raises(ValueError, match=r"every checkpoint of .* is truncated or damaged"):
+    with pytest.raises(ValueError, match=r"every checkpoint of .* is truncated or damaged") as refusal:
         find_checkpoint(str(tmp_path), Path("runs"))
-    opened = []
-    monkeypatch.setattr(reading, "is_intact", lambda path: opened.append(path))
-    monkeypatch.setattr(reading, "read_outline", lambda path: opened.append(path) or {})
-    monkeypatch.setattr(reading, "MOST_SECONDS", -1.0)  # the first ones took longer
-    with pytest.raises(ValueError, match=r"each of \d tried checkpoints of .* is truncated or damaged"):
-        find_checkpoint(str(tmp_path), Path("runs"))
-    assert 0 < len(opened) <= 2 * reading.MOST_TRIED
+    assert all(name.format(number) in str(refusal.value) for number in range(20))
     (tmp_path / "config.yaml").write_text("model: {}")
-    opened.clear()
-    monkeypatch.setattr(reading, "read_outline", lambda path: opened.append(path) or int("damaged"))
     assert run_config._vocab_size_of_run(tmp_path / "config.yaml") is None
-    assert 0 < len(opened) <= reading.MOST_TRIED
-
-
-@pytest.mark.parametrize("name", ["step-{:08d}.ckpt", "epoch={}.ckpt"])
-def test_small_files_that_take_long_are_not_read_one_after_the_other(tmp_path, monkeypatch, name):
-    folder, opened, clock = tmp_path / "checkpoints", [], [0.0]
-    folder.mkdir()
-    for number in range(20):
-        (folder / name.format(number)).write_bytes(b"x" * 1000)
-
-    def slow(path):
-        opened.append(path)
-        clock[0] += 1.1
-
-    monkeypatch.setattr(reading, "is_intact", slow)
-    monkeypatch.setattr(reading, "read_outline", lambda path: slow(path) or {})
-    monkeypatch.setattr(reading.time, "process_time", lambda: clock[0])
-    with pytest.raises(ValueError, match=r"each of 1 tried checkpoints of .* is truncated or damaged"):
-        find_checkpoint(str(tmp_path), Path("runs"))
-    assert len(opened) <= 2
-    monkeypatch.setattr(reading, "SECONDS_PER_BYTE", 1e-3)  # now their size explains it
-    with pytest.raises(ValueError, match=r"each of 5 tried checkpoints of .* is truncated or damaged"):
-        find_checkpoint(str(tmp_path), Path("runs"))
 
 
 def test_a_run_goes_on_from_the_users_file(tiny, trained, capsys):

@@ -271,19 +271,12 @@ def test_stubs_are_looked_for_without_another_python(tmp_path, monkeypatch):
     assert [Path(path) for path in sys.path if path] == list(context.search_path)
 
 
-@pytest.mark.parametrize(
-    ("callbacks", "says"),
-    [
-        (["{a: 1}"] * 2001, "holds more than 2000 texts"),
-        ([f"lightning.a{number}" for number in range(201)], "theirs.yaml names 201 import paths, expected at most 200"),
-    ],
-)
-def test_what_a_config_names_is_bounded(callbacks, says, tmp_path, monkeypatch, flags, capsys):
+def test_the_texts_of_a_config_are_bounded(tmp_path, monkeypatch, flags, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("theirs.yaml").write_text(yaml.safe_dump(nested("trainer.callbacks", callbacks)))
+    Path("theirs.yaml").write_text(yaml.safe_dump(nested("trainer.callbacks", ["{a: 1}"] * 2001)))
     assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
+    assert "holds more than 2000 texts" in line
 
 
 def test_a_store_that_is_no_text_is_one_line(tmp_path, monkeypatch, flags, capsys):

@@ -9,7 +9,6 @@ import pytest
 
 from lightning_llm.data import corpora, formats
 from lightning_llm.data.corpora import open_corpus
-from lightning_llm.io import untrusted
 from tests.data.conftest import fault, texts
 
 TEXTS = ["first é\n", "second \u20ac", "third 𝕏\nof two lines"]
@@ -175,38 +174,6 @@ def test_texts_that_a_parquet_dictionary_repeats_are_not_in_memory_at_once(tmp_p
     monkeypatch.setattr(formats, "_SMALL", 1 << 20)
     monkeypatch.setattr(formats, "_MOST_GROWTH", 10)
     assert "a.parquet is over 10 times as large unpacked, row 524" in fault(lambda: texts(path))
-
-
-@pytest.mark.parametrize(
-    ("value", "is_read"),
-    [("[" + "{}," * 99 + "{}]", False), ("[" + '"",' * 900 + "1]", False), ('"a,[{\\"' + ",[{" * 99 + '"', True)],
-    ids=["objects", "texts", "a text"],
-)
-def test_a_line_of_very_many_values_is_refused(tmp_path, monkeypatch, value, is_read):
-    monkeypatch.setattr(formats, "MOST_VALUES", 100)
-    path = write(tmp_path / "a.jsonl", f'{{"text": "x", "other": {value}}}'.encode())
-    if is_read:
-        assert texts(path) == ["x"]
-    else:
-        assert "a.jsonl, line 1, has more than 100 values" in fault(lambda: texts(path))
-
-
-@pytest.mark.parametrize(
-    ("fields", "is_read"),
-    [('{"a": 0}, ' * 99 + '{"a": 0}', False), ('{"a": 0}, ' * 97 + '{"a": 0}', True), ("0, " * 500 + "0", True)],
-    ids=["too many", "as many as allowed", "values without names"],
-)
-def test_a_line_of_very_many_fields_is_refused(tmp_path, monkeypatch, fields, is_read):
-    monkeypatch.setattr(untrusted, "MOST_FIELDS", 100)
-    path = write(tmp_path / "a.jsonl", f'{{"text": "x", "other": [{fields}]}}'.encode())
-    assert texts(path) == ["x"]  # only a long line is looked at
-    monkeypatch.setattr(formats, "MOST_VALUES", 600)
-    if is_read:
-        assert texts(path) == ["x"]
-    else:
-        assert "a.jsonl, line 1, is not JSON that can be read: it has more than 100 fields" in fault(
-            lambda: texts(path)
-        )
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
