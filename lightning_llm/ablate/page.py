@@ -92,7 +92,8 @@ def sections_of(report: Mapping[str, Any], curves: Curves) -> list[str]:
     if report["cost"]["variants"]:
         sections.append(plot(plots.costs, report, height=3.4, columns=2))
     sections.append(_measured_table(report) if "measured" in report else _cost_table(report, curves))
-    sections.append("<figcaption>A variant's mean is the baseline's mean plus the paired difference.</figcaption>")
+    what = text(report["metric"]) if "command" in report else "loss"
+    sections.append(f"<figcaption>A variant's {what} is the baseline's mean plus the paired difference.</figcaption>")
     return [*sections, paragraphs(words.cost_lines(report)), _footer(report)]
 
 

@@ -213,7 +213,11 @@ SHORT = {"baseline": BASELINE, "gelu": GELU[:7]}
         ({"baseline": BASELINE, "gelu": ["OOM"]}, {}, "losses: 'gelu', seed 0: 'OOM' is not a number; expected"),
         ({"baseline": BASELINE, "gelu": []}, {"unpaired": True}, "losses has no run of 'gelu'"),
         ({"baseline": [0.0] * 10_001, "gelu": [0.0] * 10_001}, {}, "has 10001 runs of 'baseline', expected"),
-        (DataFrame([{"variant": "a", "loss": 1, "bpb": 2}]), {}, "metric must be one of loss, bpb$"),
+        (
+            DataFrame([{"variant": "a", "loss": 1, "bpb": 2}]),
+            {},
+            r"give metric \(--metric\) as one of loss, bpb, with a minus",
+        ),
         (DataFrame([{"variant": "a", "loss": "x"}]), {}, "losses, row 0, column 'loss': 'x' is not a number"),
         ([BASELINE, GELU], {}, "losses must be numbers by variant or a data frame, got "),
         (LOSSES, {"delta": -1.0}, "delta must be above 0, got -1.0"),

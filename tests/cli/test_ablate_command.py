@@ -17,6 +17,7 @@ import yaml
 from lightning_llm.__main__ import main
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import load_experiment
+from lightning_llm.io.untrusted import shown
 from tests.ablate.trees.conftest import commit, git
 
 
@@ -134,6 +135,7 @@ def test_the_metric_may_be_in_a_file_and_higher_may_be_better(compare):
     status, out, _ = compare(code, "--metric=-acc", "--pairs", "4", command=f"{COMMAND} --out={{run}}", read=read)
     assert status == 0
     assert "\nlr=3: better; " in out
+    assert "\n-acc is minus acc, so +0.01 means that acc is lower by 0.01.\n" in out
     assert losses()[RunKey("baseline", 2)] == pytest.approx(loss_of(2, 1.0))
     assert [*Path.cwd().glob("*.json")] == []
 
@@ -220,9 +222,14 @@ def test_an_ignored_seed_stops_it(compare):
 def test_a_mistyped_command_is_corrected_under_the_same_name(compare):
     assert compare("", "--pairs", "2", read=("--read", "loss: {number}"))[0] == 2
     assert compare("", "--pairs", "2")[0] == 0
-    status, _, err = compare("", "--pairs", "2", "--time-limit", "9m")
-    assert status == 2
-    assert the_line(err).startswith("runs/ablate has a plan with another command, which makes a new experiment")
+    for words, changed in (
+        (("--time-limit", "9m"), "another --time-limit (None, now 540.0)"),
+        (("--read", f"{{...}} {READ}"), f"another --read ({shown(READ)}, now '{{...}} {READ}')"),
+    ):
+        read = words if words[0] == "--read" else READS
+        status, _, err = compare("", "--pairs", "2", *(() if words == read else words), read=read)
+        assert status == 2
+        assert the_line(err).startswith(f"runs/ablate has a plan with {changed}, which makes a new experiment")
     assert load_experiment(FOLDERS / "ablate").plan.experiment.command.time_limit_s is None
 
 
@@ -249,6 +256,7 @@ READS = ("--read", READ)
         ("y '{seed} {options}", (*READS, *HIGH), '--command "y \'{seed} {options}" cannot be split into words'),
         ("", (*READS, *HIGH), "--command is empty"),
         ("pyton {seed} {options}", (*READS, *HIGH), "--command: 'pyton' is no program here: give its path"),
+        (f"{PYTHON} trian.py {{seed}} {{options}}", (*READS, *HIGH), "--command: there is no file 'trian.py' in "),
         (COMMAND, (*READS, *HIGH, "--baseline", "b.yaml"), "the command line: baseline names configs of fit"),
         (COMMAND, (*READS, *HIGH, "--trainer.max_steps", "3"), "--trainer.max_steps is an option of fit"),
         (COMMAND, (*READS, *HIGH, "--time-limit", "5y"), "--time-limit '5y' is no time"),

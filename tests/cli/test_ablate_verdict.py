@@ -56,7 +56,11 @@ def test_options_reach_the_verdict(said):
     ("content", "options", "line"),
     [
         (WIDE, (), "baseline (--baseline) must be one of none, gelu: losses.csv has no variant 'baseline'"),
-        (LONG, (), "losses.csv has several columns: metric must be one of steps, loss"),
+        (
+            LONG,
+            (),
+            "losses.csv has several columns: give metric (--metric) as one of steps, loss, with a minus before it",
+        ),
         (LONG, ("--metric", "bpb"), "metric must be one of steps, loss: losses.csv has no column 'bpb'"),
         (LONG, ("--metric", "loss", "--alpha", "5"), "alpha must be above 0 and below 0.5, got 5.0"),
         (LONG, ("--metric", "loss", "--delta", "nan"), "delta must be above 0, got nan"),
