@@ -1,4 +1,4 @@
-"""The cost of a run from its config alone: parameters, FLOPs, memory, device peaks. Imports no torch.
+"""The cost of a run from its config alone: parameters, FLOPs, memory, device peaks.
 
 The public names are loaded when first used (PEP 562).
 """

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_llm.accounting.memory_trace import NeedsValues
 from lightning_llm.accounting.parts import IN_LAYERS, LayerGroup, layer_groups, parts_to_measure
 from lightning_llm.accounting.settings import Affine, Measured, MeasuredPart, weight_dtype
-from lightning_llm.accounting.tracing import NeedsValues, in_dtype, in_trace
+from lightning_llm.accounting.tracing import in_dtype, in_trace
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build

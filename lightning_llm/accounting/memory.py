@@ -10,17 +10,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from lightning_llm.accounting.memory_trace import LiveBytes, MemoryTrace, NeedsValues, Table, TracePoint
 from lightning_llm.accounting.parts import unlisted_parts
 from lightning_llm.accounting.settings import StepSettings, item_sizes
-from lightning_llm.accounting.tracing import (
-    LiveBytes,
-    MemoryTrace,
-    NeedsValues,
-    Table,
-    TracePoint,
-    layer_shapes,
-    trace_step,
-)
 from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.io.units import shown_size
 from lightning_llm.model.config import ModelConfig
@@ -100,6 +92,8 @@ def has_equal_layers(config: ModelConfig) -> bool:
         return False
     if not unlisted_parts(config):
         return True
+    from lightning_llm.accounting.tracing import layer_shapes
+
     _, *later = layer_shapes(config)
     return all(shapes == later[0] for shapes in later)
 
@@ -111,6 +105,8 @@ def with_depth(config: ModelConfig, layers: int) -> ModelConfig:
 
 
 def _trace(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
+    from lightning_llm.accounting.tracing import trace_step  # torch, which help and mistakes do not wait for
+
     try:
         return trace_step(config, settings)
     except NeedsValues:

@@ -23,10 +23,10 @@ from typing import Any
 from lightning_llm.accounting.counts import parameters_by_part
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.memory import MOST_ROWS, extended, memory_trace, too_little
+from lightning_llm.accounting.memory_trace import MemoryTrace
 from lightning_llm.accounting.settings import StepSettings, item_sizes, rows_per_micro_batch
 from lightning_llm.accounting.sharding import SharedMemory, shared_memory
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
-from lightning_llm.accounting.tracing import MemoryTrace
 from lightning_llm.model.config import ModelConfig, Recompute
 from lightning_llm.ops.sizes import CHECKPOINT_LEVELS, planned_loss_chunks
 from lightning_llm.optim.catalog import STATE_BYTES

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from lightning_llm.io.untrusted import shown
 
-# Defaults of ``TokenDataModule``, which ``estimate`` and ``plan`` need without torch
+# Defaults of ``TokenDataModule``
 CONTEXT_LENGTH = 256  # tokens per row
 GLOBAL_BATCH_SIZE = 32  # rows per optimizer step
 STRATEGIES = ("ddp", "fsdp2", "fsdp2_deferred")

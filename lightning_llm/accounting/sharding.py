@@ -18,8 +18,8 @@ FSDP" (arXiv:2304.11277), section 3.
 import dataclasses
 
 from lightning_llm.accounting.counts import block_elements, norm_elements, parameters_by_part
+from lightning_llm.accounting.memory_trace import MemoryTrace, TracePoint
 from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings, item_sizes
-from lightning_llm.accounting.tracing import MemoryTrace, TracePoint
 from lightning_llm.model.config import ModelConfig
 
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched

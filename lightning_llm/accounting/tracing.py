@@ -10,10 +10,9 @@ A part whose shapes depend on values cannot be traced. Then the step runs with v
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_llm.accounting.memory_trace import LiveBytes, MemoryTrace, NeedsValues, Stage, Table, TracePoint
 from lightning_llm.accounting.settings import StepSettings, weight_dtype
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.meter import Watched
@@ -33,8 +33,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops import traced
 
-PHASES = {"forward": "", "recomputing": "backward, recomputing ", "backward": "backward, "}  # in words
-STAGES_OF_ROOT: dict[str, "Stage"] = {
+STAGES_OF_ROOT: dict[str, Stage] = {
     "embed_tokens": "embeddings",
     "embed_positions": "embeddings",
     "dropout": "embeddings",
@@ -42,62 +41,7 @@ STAGES_OF_ROOT: dict[str, "Stage"] = {
 }
 PARTS_OF_ROOT = {**STAGES_OF_ROOT, "norm": "norms"}
 
-StepPhase = Literal["forward", "recomputing", "backward"]
-Stage = Literal["embeddings", "attention", "mlp", "final norm", "loss"]
-Table = dict[tuple[str, str], int]  # bytes by category, as in ``measure.timeline``, and by part of the model
-
-
 Made = TypeVar("Made", bound=nn.Module)
-
-
-class TracePoint(NamedTuple):
-    """A point in the step: what runs, and in which phase.
-
-    Attributes:
-        phase: Recomputing is a part of backward.
-        stage: What runs: a part of a layer, or what is before or after the layers.
-        layer: Its number; from the end, if it is negative.
-    """
-
-    phase: StepPhase
-    stage: Stage
-    layer: int | None = None
-
-    def in_words(self) -> str:
-        """For reports, such as ``backward, recomputing layer 3, mlp``."""
-        layer = "" if self.layer is None else f"layer {self.layer}, "
-        return f"{PHASES[self.phase]}{layer}{self.stage}"
-
-
-class LiveBytes(NamedTuple):
-    """The most live bytes at a point in the step, the most of them without gradients, and what is live at the most."""
-
-    total: int
-    without_gradients: int
-    table: Table
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MemoryTrace:
-    """A step, point by point, without the optimizer's state.
-
-    Attributes:
-        parameters: Bytes of the model's parameters.
-        gradients: Bytes of the gradients of all parameters.
-        saved: Bytes that forward saves for backward, by part of the model.
-        points: What is live at each point in the step.
-        is_extrapolated: It could not be traced: it was run on small batches.
-    """
-
-    parameters: int
-    gradients: int
-    saved: dict[str, int]
-    points: dict[TracePoint, LiveBytes]
-    is_extrapolated: bool = False
-
-
-class NeedsValues(Exception):
-    """The step cannot be traced: what it does depends on the values of tensors."""
 
 
 @contextlib.contextmanager

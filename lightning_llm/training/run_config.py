@@ -1,4 +1,4 @@
-"""The cost of a run, as its configs say it, composed as ``fit`` does. No torch: ``estimate`` does not wait for it."""
+"""The cost of a run, as its configs say it, composed as ``fit`` does. It loads no torch."""
 
 import argparse
 import dataclasses

@@ -87,7 +87,7 @@ def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
 def test_the_table_and_the_sentences_tell_what_was_tried(stream):
     rows = rows_of(stream)
     assert [row[:5] for row in rows] == [
-        ["1. <b>relu2", "adopted", "6", "-0.0310", "-0.0400 to -0.0200"],
+        ["1. <b>relu2 – cheap", "adopted", "6", "-0.0310", "-0.0400 to -0.0200"],
         ["2. b", "rejected", "4", "+0.0100", "-0.0100 to +0.0300"],
     ]
     assert all(len(row) == len(HEAD) + len(MORE) for row in rows)

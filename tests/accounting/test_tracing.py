@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_llm.accounting import memory, step_memory, tracing
+from lightning_llm.accounting.memory_trace import NeedsValues
 from lightning_llm.accounting.settings import StepSettings
-from lightning_llm.accounting.tracing import NeedsValues, trace_step
+from lightning_llm.accounting.tracing import trace_step
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops import sizes, traced
@@ -119,7 +120,7 @@ def test_a_deep_model_is_extended_from_two_shallow_ones(monkeypatch, architectur
         depths.append(config.num_hidden_layers)
         return trace_step(config, settings)
 
-    monkeypatch.setattr(memory, "trace_step", trace)
+    monkeypatch.setattr(tracing, "trace_step", trace)
     short = {**STEP, "rows": 1, "context_length": 32, "accumulation": 2}  # gradients decide about the peak
     for step in (STEP, short):
         found = step_memory(config, **step)
@@ -128,7 +129,7 @@ def test_a_deep_model_is_extended_from_two_shallow_ones(monkeypatch, architectur
         whole = step_memory(config, **step)
         assert depths == [3, 4, 7]
         monkeypatch.undo()
-        monkeypatch.setattr(memory, "trace_step", trace)
+        monkeypatch.setattr(tracing, "trace_step", trace)
         depths.clear()
         assert found.points.keys() < whole.points.keys()
         assert {point: whole.points[point] for point in found.points} == found.points
@@ -142,7 +143,7 @@ def test_layers_that_differ_are_all_traced(monkeypatch):
         depths.append(config.num_hidden_layers)
         return trace_step(config, settings)
 
-    monkeypatch.setattr(memory, "trace_step", trace)
+    monkeypatch.setattr(tracing, "trace_step", trace)
     every = {"class_path": "sliding_window", "init_args": {"window": 48, "every": 3}}
     for different in ({"attention": every}, {"layers": [{}, {"mlp": "gelu"}]}, {"mlp": f"{HERE}.WiderWithDepth"}):
         memory.memory_trace(ModelConfig(**SIZES, num_hidden_layers=6, **different), StepSettings(**STEP))

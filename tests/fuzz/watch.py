@@ -22,7 +22,7 @@ import torch
 from lightning_llm.__main__ import main
 from lightning_llm.cli.errors import reports
 
-SECONDS, WAITING = 20, 180  # of computing, which others on the machine do not change; and in all, for what waits
+SECONDS, WAITING = 60, 180  # of computing, which others on the machine do not change; and in all, for what waits
 CLOCKS = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}
 LARGE = 2**22  # bytes of a file that is not compared
 MEMORY = 2 * 2**30  # of address space beyond what the process has

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from lightning_llm.accounting import memory
+from lightning_llm.accounting import memory, tracing
 from lightning_llm.checkpoints import archives
 from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.model.config import ModelConfig
@@ -21,7 +21,7 @@ def trace(path):
     [
         (archives.read_archive, archives, "_check_archive"),
         (archives.is_intact_file, archives, "_check_archive"),
-        (trace, memory, "trace_step"),
+        (trace, tracing, "trace_step"),
     ],
     ids=["read", "compare the checksums", "trace"],
 )
