@@ -106,7 +106,7 @@ def test_without_repeated_bigrams_there_is_no_loss_of_them():
     assert "test_recall_loss" not in results
 
 
-FLOAT32 = 1.3e-7  # half of the last place of a loss between 2 and 4, which Lightning logs in float32
+FLOAT32 = 2.5e-7  # the last place of a loss between 2 and 4: both sides are of numbers that Lightning logs in float32
 
 
 def test_a_run_records_losses_that_add_up_to_the_validation_loss(run):
