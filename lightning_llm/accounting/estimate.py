@@ -46,6 +46,7 @@ class RunConfig:
         device: From the table of devices; ``None`` for a CPU.
         precision_reason: Why the step's precision, if the config leaves it to the machine; else empty.
         tf32: Matmuls of float32 run in TF32.
+        is_compiled: ``torch.compile`` compiles the model.
         capture: Forward and backward are CUDA graphs.
         step: All of a step but its rows.
         global_batch_size: Rows of a step of all processes.
@@ -62,6 +63,7 @@ class RunConfig:
     device: Device | None
     precision_reason: str
     tf32: bool
+    is_compiled: bool = False
     capture: bool = False
     step: StepSettings
     global_batch_size: int
@@ -78,7 +80,9 @@ class RunConfig:
         names = parts_to_measure(self.config)
         notes = [f"parameters and FLOPs of {kind} {name} were measured" for kind, name in names.items()]
         if name_of(self.config.mlp) == "mixture_of_experts":
-            notes.append("the experts are assumed to get equally many tokens")
+            notes.append("each expert is assumed to get the same number of tokens")
+        if self.is_compiled:
+            notes.append("memory is that of eager code; compiled code needs more or less (docs/accounting.md)")
         if self.capture:
             notes.append("capture: pool not counted")
         return notes

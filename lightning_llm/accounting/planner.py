@@ -167,12 +167,12 @@ class Planner:
         accumulated = self.rows[:-1]  # the whole batch at once adds no gradients, and is traced itself
         if self._key(choice) in self._traces or choice.rows == self.rows[-1] or len(accumulated) <= 2:
             return self._traced(choice)
-        at = {rows: dataclasses.replace(choice, rows=rows) for rows in accumulated}
         ends = accumulated[0], accumulated[-1]
+        if choice.rows in ends:
+            return self._traced(choice)
+        at = {rows: dataclasses.replace(choice, rows=rows) for rows in accumulated}
         known = [rows for rows, other in at.items() if rows in ends or self._key(other) in self._traces]
         after = bisect.bisect(known, choice.rows)
-        if after == len(known):
-            return self._traced(choice)
         low, high = known[after - 1], known[after]
         return extended(self._traced(at[low]), self._traced(at[high]), choice.rows - low, of=high - low)
 
@@ -223,12 +223,10 @@ class Planner:
 
     def smallest(self) -> StepPlan:
         """The choice that needs the least memory."""
-        candidates = [
-            dataclasses.replace(setting, rows=rows)
-            for setting in self._settings
-            for rows in (self.rows[0], self.rows[-1])  # the whole batch has no gradients in forward
-        ]
-        return self.plan(min(candidates, key=lambda choice: self.memory_of(choice).peak))
+        fewest = [dataclasses.replace(setting, rows=self.rows[0]) for setting in self._settings]
+        least = min(self.memory_of(choice).peak for choice in fewest)
+        whole = [setting for setting in self._settings if self._whole_may_fit(setting, least)]
+        return self.plan(min((*fewest, *whole), key=lambda choice: self.memory_of(choice).peak))
 
     def frontier(self, budget: int) -> list[StepPlan]:
         """Plans for memories from the smallest that does to twice the given: less time for more memory."""
@@ -263,10 +261,20 @@ class Planner:
         """The setting with the most rows that fit, which take the least time."""
         choices = [dataclasses.replace(setting, rows=rows) for rows in self.rows]
         choices = [choice for choice in choices if allowed(self._decided(choice))]
-        if choices and self.needed(choices[-1]) <= budget:  # all rows at once may need less than half of them
-            return choices[-1]
+        if choices and choices[-1].rows == self.rows[-1]:  # all rows at once may need less than half of them
+            whole = choices.pop()
+            if self._whole_may_fit(setting, budget) and self.needed(whole) <= budget:
+                return whole
         fitting = bisect.bisect_left(choices, True, key=lambda choice: self.needed(choice) > budget)
         return choices[fitting - 1] if fitting else None
+
+    def _whole_may_fit(self, setting: StepChoice, budget: float) -> bool:
+        """Whether to look at the whole batch at once, which has no gradients in forward.
+
+        It saves as many times more than few rows as it has rows, but for what all rows share: half of that is certain.
+        """
+        few = self._traced(dataclasses.replace(setting, rows=self.rows[0]))
+        return sum(few.saved.values()) * self.rows[-1] / self.rows[0] / 2 < budget
 
 
 def _levels_of(config: ModelConfig) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ class MeasuredPart:
 
     Attributes:
         parameters: Number of elements.
-        more_parameters: What the parameters of all layers have beyond equally many in each.
+        more_parameters: Parameters of all layers beyond as many in each as in this one.
         matrices: Elements in two-dimensional parameters.
         flops: Of matmuls in forward.
         saved: Bytes saved for backward besides the input.

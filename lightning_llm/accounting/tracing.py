@@ -56,7 +56,7 @@ def in_trace(device: str, *, has_values: bool = False, has_all_tiles: bool = Fal
     Raises:
         NeedsValues: What runs inside depends on values.
     """
-    modes: list[Any] = [] if has_values else [FakeTensorMode(), _Writes()]  # type: ignore[no-untyped-call]
+    modes: list[Any] = [] if has_values else [_NoValues(), _Writes()]  # type: ignore[no-untyped-call]
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(traced.tracing(device, _fused_attention, has_all_tiles=has_all_tiles))
@@ -132,10 +132,21 @@ def _loss(model: Transformer, batch: dict[str, Tensor], num_chunks: int | None) 
     return loss if added is None else loss + added
 
 
+class _NoValues(FakeTensorMode):
+    """Torch's mode, without its detour by the compiler at each operator."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatch(func, types, args, kwargs or {})
+
+
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operators that only write into their arguments do nothing: they allocate nothing that can be seen.
 
-    Torch infers shapes anew for each of them: it takes half of the time of a trace.
+    Torch would infer shapes for each of them again, which takes half of the time of a trace.
     """
 
     @classmethod
@@ -244,8 +255,13 @@ class _StepMeter(AttributedMeter):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: Transformer, inputs: Any) -> None:
         self._points: list[TracePoint | None] = []  # of each event
-        self._branches: dict[str, Stage] = {name: kind for kind, name in BRANCHES.items()}  # type: ignore[misc]
         super().__init__(model, inputs=inputs)
+        self._device = None  # all are on one; a fake tensor takes as long to tell its device as for an operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # 6 of 10 calls: autograd asks all fake tensors
+            return torch.device("cpu")
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _count(self, watched: Watched, change: int) -> None:
         super()._count(watched, change)

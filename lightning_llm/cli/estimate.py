@@ -89,8 +89,6 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     sizes["peak"] = memory["peak"]
     lines += ["", "memory of a step on one device", *(_line(name, shown_mib(size)) for name, size in sizes.items())]
     lines += [_line("at", memory["peak_point"])]
-    if settings["device"] != "cpu":
-        lines += ["for CUDA, not compared with a GPU yet"]
     if memory["needed"] > memory["peak"]:
         needed = _line("of the device, with a reserve", shown_mib(memory["needed"]))
         lines += [needed, f"  reserve: {memory['reserve']}"]

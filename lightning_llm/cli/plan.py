@@ -26,7 +26,7 @@ from lightning_llm.io.units import GIB, shown_size
 from lightning_llm.training.run_config import RunOptions, read_run
 
 PATIENCE = 1.0  # seconds before progress is shown
-TRACES = 30  # about as many as a plan with its frontier needs
+TRACES = 24  # about as many as a plan with its frontier needs
 
 
 def _options(parser: OneLineParser) -> None:

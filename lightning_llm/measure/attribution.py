@@ -200,7 +200,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
             raise
 
     def _watch(self, tensor: Tensor, account: str) -> None:
-        if self._device in (None, tensor.device.type):  # a batch in host memory is not the device's
+        if self._device is None or self._device == tensor.device.type:  # a batch in host memory is not the device's
             super()._watch(tensor, account)
 
     def _begin(self, reference: "weakref.ref[torch.UntypedStorage]", account: str) -> Watched:

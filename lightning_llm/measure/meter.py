@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 Result = TypeVar("Result")
 
@@ -155,7 +154,17 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def tensors_in(structure: Any) -> Iterator[Tensor]:
     """The tensors in any structure of dictionaries, lists and tuples."""
-    return (leaf for leaf in tree_leaves(structure) if isinstance(leaf, Tensor))
+    # torch's ``tree_leaves`` takes four times as long, and comes twice for each operator
+    if isinstance(structure, Tensor):
+        yield structure
+    elif isinstance(structure, dict):
+        yield from tensors_in((*structure.values(),))
+    elif isinstance(structure, list | tuple):
+        for item in structure:
+            if isinstance(item, Tensor):
+                yield item
+            elif isinstance(item, list | tuple | dict):
+                yield from tensors_in(item)
 
 
 def parts_of(tensor: Any) -> Iterator[Tensor]:

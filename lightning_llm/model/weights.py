@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.initial_values import RULE, TABLE_LAYERS, InitialRule, seed_of
 from lightning_llm.model.mup import width_factors
+from lightning_llm.ops import traced
 
 VOCAB_TABLES = ("embed_tokens", "lm_head")  # with a row for each token
 
@@ -47,6 +48,8 @@ def initialize(part: nn.Module, config: ModelConfig, seed: int, name: str = "") 
         seed: Of the model.
         name: The part's name inside the transformer.
     """
+    if traced.current() is not None:  # no values
+        return
     stds = assigned_stds(part, config, name)
     scales = _scales(config)
     for path, module, parameter in _of_table(part, name):

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from lightning_llm.ops import sizes
 from lightning_llm.ops.autograd import differentiable_once
 from lightning_llm.ops.dispatch import matmul_dtype
-from lightning_llm.ops.traced import device_type, some_of
+from lightning_llm.ops.traced import device_type
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -134,7 +134,5 @@ def _in_blocks(*tensors: Tensor) -> tuple[Iterator[tuple[Tensor, ...]], int]:
     """The same rows of each tensor (…, size), block by block, and how many rows the longest block has."""
     rows = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
     size = sizes.norm_rows(rows[0].shape[1], device_type(rows[0]))
-    is_even = len(rows[0]) % size == 0
-    return zip(*(some_of(torch.split(tensor, size), is_even=is_even) for tensor in rows), strict=True), min(
-        size, len(rows[0])
-    )
+    blocks = (tuple(tensor[part] for tensor in rows) for part in sizes.slices(len(rows[0]), size))
+    return blocks, min(size, len(rows[0]))

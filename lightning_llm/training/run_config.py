@@ -110,6 +110,7 @@ def read_run(options: RunOptions) -> RunConfig:
         device=device,
         precision_reason=reason,
         tf32=section_of(raw, "trainer").get("tf32") is True,
+        is_compiled=section_of(raw, "model").get("compile_mode") is not None,
         capture=section_of(raw, "trainer").get("capture") is True,
         step=StepSettings(
             rows=1,

@@ -88,7 +88,7 @@ def test_the_peak_is_that_of_a_real_step(name, precision):
     step = {**STEP, "precision": precision, "loss_chunks": None, "accumulation": 2}
     peak, _, parameters = second_step(config, **step)
     found = step_memory(config, **step)
-    # the experts of a real step do not get equally many tokens
+    # the experts of a real step do not get the same number of tokens
     assert found.step_peak == pytest.approx(peak, rel=0.05 if name == "experts" else 0.005)
     assert found.parameters == parameters
     assert not found.is_extrapolated
@@ -145,20 +145,10 @@ def test_layers_that_differ_are_all_traced(monkeypatch):
 
     monkeypatch.setattr(tracing, "trace_step", trace)
     every = {"class_path": "sliding_window", "init_args": {"window": 48, "every": 3}}
-    for different in ({"attention": every}, {"layers": [{}, {"mlp": "gelu"}]}, {"mlp": f"{HERE}.WiderWithDepth"}):
+    wider = "tests.accounting.test_measured_parts.WiderWithDepth"
+    for different in ({"attention": every}, {"layers": [{}, {"mlp": "gelu"}]}, {"mlp": wider}):
         memory.memory_trace(ModelConfig(**SIZES, num_hidden_layers=6, **different), StepSettings(**STEP))
     assert depths == [6, 6, 6]
-
-
-class WiderWithDepth(nn.Module):
-    """An MLP whose parameters depend on its layer."""
-
-    def __init__(self, config, layer):
-        super().__init__()
-        self.into, self.out = nn.Linear(config.hidden_size, layer + 1), nn.Linear(layer + 1, config.hidden_size)
-
-    def forward(self, x):
-        return self.out(self.into(x))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -174,7 +164,6 @@ def test_some_tiles_and_no_writes_show_what_all_do(monkeypatch, device, precisio
         short = trace_step(config, settings)
         with monkeypatch.context() as patch:
             patch.setattr(traced, "some_of", lambda tiles, *, is_even: tiles)
-            patch.setattr("lightning_llm.ops.norm.some_of", lambda tiles, *, is_even: tiles)
             patch.setattr(tracing, "_written", lambda operator: None)
             long = trace_step(config, settings)
         assert dataclasses.replace(short, points={}) == dataclasses.replace(long, points={})

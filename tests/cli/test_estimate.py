@@ -120,7 +120,7 @@ def test_a_part_in_the_current_folder_is_found(config, tmp_path):
     file = config(model={"architecture": {**ARCHITECTURE, "mlp": "own_part.MLP"}})
     words = [sys.executable, "-m", "lightning_llm", "estimate", "-c", file, "--trust-code"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert "mlp own_part.MLP was measured" in done.stdout, done.stderr
+    assert "parameters and FLOPs of mlp own_part.MLP were measured" in done.stdout, done.stderr
 
 
 def test_damaged_checkpoints_do_not_know_the_vocabulary(finished, tmp_path):
@@ -236,10 +236,19 @@ def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys
     assert run(tmp_path, "--config", first, "--device", "H200")["settings"]["precision"] == "bf16-mixed"
 
 
-def test_the_pool_of_a_captured_step_is_named_as_left_out(config, tmp_path, capsys):
-    note = "capture: pool not counted"
+@pytest.mark.parametrize(
+    ("sections", "note"),
+    [
+        ({"trainer": {"capture": True}}, "capture: pool not counted"),
+        (
+            {"model": {"architecture": ARCHITECTURE, "compile_mode": "default"}},
+            "memory is that of eager code; compiled code needs more or less (docs/accounting.md)",
+        ),
+    ],
+)
+def test_what_is_left_out_is_named(config, tmp_path, capsys, sections, note):
     assert note not in run(tmp_path, "--config", config())["notes"]
-    assert note in run(tmp_path, "--config", config(trainer={"capture": True}))["notes"]
+    assert note in run(tmp_path, "--config", config(**sections))["notes"]
     assert f"\n{note}\n" in capsys.readouterr().out
 
 

@@ -199,26 +199,25 @@ def test_code_of_any_part_is_trusted_only_when_told(tiny, monkeypatch, capsys, t
         error = capsys.readouterr().err
         assert "names code from outside lightning_llm: running_mean.RunningMean; nothing was imported" in error
         assert main([*words, "--trust-code", *(["--max-new-tokens", "2"] if words[0] == "generate" else [])]) == 0
-    assert "attention running_mean.RunningMean was measured" in capsys.readouterr().out
+    assert "parameters and FLOPs of attention running_mean.RunningMean were measured" in capsys.readouterr().out
     assert any("RunningMean has no cache" in str(warning.message) for warning in recwarn)
     assert main(["export", run, "out", "--trust-code"]) == 2
     assert "cannot have attention" in capsys.readouterr().err
 
 
-def test_the_estimate_says_what_it_measured_and_assumed(tmp_path, capsys):
+def test_the_estimate_says_what_it_assumes_of_experts(tmp_path, capsys):
     config = tmp_path / "config.yaml"
     data = {"context_length": 16, "global_batch_size": 8}
     config.write_text(yaml.safe_dump({"model": {"architecture": {**ARCHITECTURE, "mlp": EXPERTS}}, "data": data}))
     assert main(["estimate", "--config", str(config), "--json", str(tmp_path / "out.json")]) == 0
     out = capsys.readouterr().out
-    assert "mlp mixture_of_experts was measured with a few tokens and extended" in out
-    assert "the experts are assumed to get equally many tokens" in out
+    assert "each expert is assumed to get the same number of tokens" in out
     flops = json.loads((tmp_path / "out.json").read_text())["flops"]["forward_by_part"]["mlp"]
     tokens, width = 8 * 16, 128  # 8/3 of the hidden size, rounded up to a multiple of 64
     assert flops == tokens * 2 * (2 * 3 * 2 * 32 * width + 2 * 32 * 4)  # of two layers: two experts, and the router
     words = ["plan", "--config", str(config), "--memory", "1GiB"]
     assert main(words) == 0
-    assert "the experts are assumed" in capsys.readouterr().out
+    assert "each expert is assumed" in capsys.readouterr().out
 
 
 def test_the_next_command_of_a_run_with_an_own_part_trusts_it(tiny, tmp_path, monkeypatch, capsys):

@@ -301,9 +301,8 @@ def test_a_file_that_cannot_be_is_refused(name, capfd):
         ('{"model": NaN}', "NaN is not a finite number"),
         ('{"model": {}, "model": {}}', "'model' is given twice"),
         ('{"a": "\\ud800"}', "half of a surrogate pair"),
-        ('{"a": [' + "{}," * (1 << 22) + "{}]}", "more than 4194304 values"),
     ],
-    ids=range(5),
+    ids=range(4),
 )
 def test_what_is_no_sound_json_is_refused(content, says):
     with pytest.raises(ValueError, match="is not JSON that can be read") as caught:
