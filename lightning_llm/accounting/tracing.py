@@ -132,7 +132,7 @@ def _loss(model: Transformer, batch: dict[str, Tensor], num_chunks: int | None) 
     return loss if added is None else loss + added
 
 
-class _NoValues(FakeTensorMode):
+class _NoValues(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Torch's mode, without its detour by the compiler at each operator."""
 
     @classmethod
