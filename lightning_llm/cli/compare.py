@@ -1,13 +1,14 @@
 """``lightning-llm compare RUNS``: compare loss, time and peak memory across runs.
 
 Each text has its own table. Each group of runs is compared with the first one, or that of ``--baseline``, by the rule
-of ``statistics.verdict``; ``comparison`` says which runs are a group, and how two of them differ.
+of ``statistics.verdict``; ``comparison`` says which runs are a group, and how two of them differ. Where
+``MemoryProfiler`` sampled the same step, its memory is compared by category and module.
 """
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lightning_llm.cli.tool import OneLineParser, tool
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.statistics.verdict import Verdict
+from lightning_llm.training.callbacks.memory_report import POINTS, Report, difference, last_reports
 from lightning_llm.training.metrics import BITS, RECALL
 
 MOST_COLUMNS = 5  # of options; more are combined in one
@@ -48,7 +50,8 @@ def run_compare(options: argparse.Namespace) -> None:
 
     The first run's group is the baseline. Each other group on the same text gets a difference with its 95% interval,
     and a verdict: better, worse, equivalent, or undecided. Runs with the same seeds are compared in pairs. Runs that
-    have not finished are listed. For the folder of an experiment, the pairs and numbers of its report are printed.
+    have not finished are listed. Where MemoryProfiler sampled the same step of two groups, its memory is compared by
+    category and module. For the folder of an experiment, the pairs and numbers of its report are printed.
     """
     # a file or a pipe gets lines of any length
     console = Console(markup=True, highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -66,22 +69,27 @@ def run_compare(options: argparse.Namespace) -> None:
 def show(compared: Comparison, json: Path | None, console: Console) -> None:
     """Print the groups and effects of each text, and write them to a file if one is given."""
     sections = compared.sections
+    runs = [_first_run(group) for groups, _ in sections.values() for group in groups]
+    step, reports = last_reports(runs)
     if json is not None:
         rows = [row for groups, effects in sections.values() for row in zip(groups, [[], *effects], strict=True)]
-        write_json(json, [_row(group, effects) for group, effects in rows])
+        write_json(json, [_row(group, effects, step, reports) for group, effects in rows])
     for text, (groups, effects) in sections.items():
         if len(sections) > 1:
             console.print(f"\nOn {escape(text)}:", soft_wrap=True)
         print_table(groups, console)
         print_effects(groups, effects, console)
+        print_memory(groups, step, reports, console)
     for note in [*([OTHER_TEXT] if len(sections) > 1 else []), *compared.notes]:
         console.print(f"\n{escape(note)}", soft_wrap=True)
 
 
-def _row(group: Group, effects: Sequence[Effect]) -> dict[str, Any]:
+def _row(group: Group, effects: Sequence[Effect], step: int, reports: Mapping[Path, Report]) -> dict[str, Any]:
+    report = reports.get(_first_run(group))
+    memory = None if report is None else {"step": step, **{point: report[point] for point in POINTS}}
     row = dataclasses.asdict(dataclasses.replace(group, by_seed={}))
     del row["by_seed"], row["tokenizer"]
-    row["effects"] = []
+    row |= {"memory": memory, "effects": []}
     for effect in effects:
         note = _joined(effect.note, effect.verdict.note)
         row["effects"].append({"metric": effect.metric, **dataclasses.asdict(effect.verdict), "note": note})
@@ -160,6 +168,18 @@ def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], 
         console.print(f"\n{ONE_RUN}", soft_wrap=True)
     if len(effects) > 1 and sum(verdict.interval is not None for verdict in verdicts) > 1:
         console.print(f"\n{ADJUSTED.format(len(effects))}", soft_wrap=True)
+
+
+def print_memory(groups: Sequence[Group], step: int, reports: Mapping[Path, Report], console: Console) -> None:
+    """The memory of a sampled step of each group's first run, by category and module, if two have one."""
+    found = {group.name: reports[_first_run(group)] for group in groups if _first_run(group) in reports}
+    for point in POINTS if len(found) > 1 else ():
+        console.print()
+        console.print(difference(found, point, step))
+
+
+def _first_run(group: Group) -> Path:
+    return Path(group.runs[0]) if group.runs else Path()
 
 
 def effect_text(effect: Effect) -> str:

@@ -22,10 +22,9 @@ from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.callbacks.memory_advice import describe_failure
-from lightning_llm.training.callbacks.memory_report import Report, draw, pixels, step_report
+from lightning_llm.training.callbacks.memory_report import FOLDER, Report, draw, pixels, step_report
 from lightning_llm.training.distributed import host_group
 
-FOLDER = "memory"
 HISTORY = 200_000  # allocations that the snapshot records, with the stack of each
 
 PhaseBytes = dict[str, int]  # such as those of forward_peak

@@ -1,4 +1,4 @@
-"""A metered step as plain values, as a table and as a plot.
+"""A metered step as plain values, as a table and as a plot; and where the steps of several runs differ.
 
 The plot has stacked timelines, by category above and by module below, one column for each step.
 """
@@ -7,16 +7,22 @@ import colorsys
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_llm.io.charts import canvas
 from lightning_llm.io.units import GIB, MIB, short_mib
-from lightning_llm.io.untrusted import number_in
+from lightning_llm.io.untrusted import number_in, read_json
 from lightning_llm.measure.timeline import CATEGORIES, MemorySample, Timeline
 
+FOLDER = "memory"  # of a run, with the files of the steps that were sampled
+LARGEST = 1 << 30  # bytes of such a file
+MOST_MODULES = 20  # that differ between runs, in a table
+POINTS = {"peak": "At the peak of step {}", "saved": "Saved by forward when the last backward of step {} begins"}
 REST = "all others"
 LABEL_WIDTH, LABEL_HEIGHT = 0.13, 0.03  # of a label of a phase, as shares of the width of the plot
 NAMES = {"optimizer_state": "optimizer state", "activations": "saved activations"}
@@ -75,6 +81,68 @@ def point_report(point: MemorySample) -> Report:
         "by_module": point.by_module(),
         "table": [{"kind": kind, "module": name, "bytes": n} for (kind, name), n in Counter(point.table).most_common()],
     }
+
+
+def last_reports(runs: Sequence[Path]) -> tuple[int, dict[Path, Report]]:
+    """The last step that all runs sampled, of those that sampled any, and its report by run, of the first process.
+
+    Runs of compiled code have none: the meter does not see it.
+    """
+    files = {run: of_run for run in runs if (of_run := _files_of(run))}
+    step = max(set.intersection(*map(set, files.values())), default=0) if files else 0
+    reports = {run: read_json(of_run[step], LARGEST) for run, of_run in files.items() if step}
+    return step, {run: report for run, report in reports.items() if report.get("peak") and report.get("saved")}
+
+
+def _files_of(run: Path) -> dict[int, Path]:
+    found = [*(run / FOLDER).glob("step-*.json"), *(run / FOLDER / "rank-0").glob("step-*.json")]
+    numbers = {path: number_in(path.stem.removeprefix("step-")) for path in found}
+    return {number: path for path, number in numbers.items() if number is not None}
+
+
+def difference(reports: Mapping[str, Report], point: str, step: int) -> Table:
+    """A table of categories, then of modules (those that differ, most first), with the difference from the first.
+
+    Args:
+        reports: By the name of what is compared.
+        point: One of ``POINTS``.
+        step: The number of the step.
+    """
+    table = Table(Column("MiB", no_wrap=True), title=POINTS[point].format(step), title_justify="left")
+    first, *others = reports
+    table.add_column(escape(first), justify="right", overflow="fold")
+    for name in others:
+        table.add_column(escape(name), justify="right", overflow="fold")
+        table.add_column("difference", justify="right", no_wrap=True)
+    points = [report[point] for report in reports.values()]
+    for category in CATEGORIES:
+        sizes = [one["by_kind"].get(category, 0) for one in points]
+        if any(sizes):
+            table.add_row(NAMES.get(category, category), *_with_differences(sizes))
+    table.add_section()
+    modules = dict.fromkeys(name for one in points for name in one["by_module"])
+    sizes_of = {name: [one["by_module"].get(name, 0) for one in points] for name in modules}
+    ordered = sorted(sizes_of, key=lambda name: (-_spread(sizes_of[name]), name))
+    shown = [name for name in ordered if _spread(sizes_of[name])][:MOST_MODULES]
+    for name in shown:
+        table.add_row(escape(name), *_with_differences(sizes_of[name]))
+    rest = [sum(sizes_of[name][place] for name in ordered[len(shown) :]) for place in range(len(points))]
+    table.add_row(REST, *_with_differences(rest))
+    table.add_section()
+    table.add_row("all", *_with_differences([one["bytes"] for one in points]))
+    return table
+
+
+def _with_differences(sizes: Sequence[int]) -> list[str]:
+    cells = [short_mib(sizes[0]) or "0"]
+    for size in sizes[1:]:
+        change = size - sizes[0]
+        cells += [short_mib(size) or "0", f"+{short_mib(change)}" if change > 0 else short_mib(change) or "="]
+    return cells
+
+
+def _spread(sizes: Sequence[int]) -> int:
+    return max(sizes) - min(sizes)
 
 
 def draw(reports: Mapping[str, Report], title: str) -> Any:
