@@ -31,11 +31,11 @@ from scipy import special
 from benchmarks import ablate_command, ablate_looks, parts
 from benchmarks.ablate_experiments import TEXT, Experiment, killed, workplace
 from benchmarks.ablate_throughput import throughput
+from benchmarks.charts import Measure
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Row
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.names import PLAN
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import Measure
-from lightning_llm.bench.rows import Row
 from lightning_llm.cli.train import cli_main
 from lightning_llm.measure.timer import num_threads
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design

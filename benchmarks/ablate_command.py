@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from benchmarks.ablate_experiments import workplace
-from lightning_llm.bench.harness import Request
-from lightning_llm.bench.rows import Row
+from benchmarks.harness import Request
+from benchmarks.rows import Row
 from lightning_llm.cli.ablate import run_ablate
 from lightning_llm.io.atomic import write_text
 from lightning_llm.statistics.design import BETTER, UNDECIDED, WORSE, Design

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from lightning_llm.bench.harness import Request
-from lightning_llm.bench.rows import Row
+from benchmarks.harness import Request
+from benchmarks.rows import Row
 from lightning_llm.statistics.estimates import Array
 from lightning_llm.statistics.looks import RESERVE, RHO, PlannedLook, further_looks, spending
 

@@ -17,11 +17,11 @@ import torch
 from benchmarks.ablate_experiments import Experiment, workplace
 from benchmarks.commands import finish
 from benchmarks.cpu_clock import CPU
+from benchmarks.harness import Request
 from benchmarks.matmuls import matmuls_alone
+from benchmarks.rows import Row
+from benchmarks.workloads import model_config
 from lightning_llm.ablate.plan import RUNS
-from lightning_llm.bench.harness import Request
-from lightning_llm.bench.rows import Row
-from lightning_llm.bench.workloads import model_config
 from lightning_llm.measure.timer import interleave
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.training.environment import choose_precision

@@ -29,20 +29,20 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import Callback
 
+from benchmarks.charts import HIGHER, LOWER, Measure, bar_plot
 from benchmarks.cpu_clock import age_of_process
+from benchmarks.harness import Bench, Request
 from benchmarks.matmuls import matmuls_alone
 from benchmarks.plain_gpt import PlainGPT
 from benchmarks.profiles import Profile
+from benchmarks.rows import Row, columns, ratios
 from benchmarks.steps import CLIP, plain_step, what_ran
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
-from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import Row, columns, ratios
-from lightning_llm.bench.workloads import ShapeSizes, llama, make_store, model_config
+from benchmarks.workloads import ShapeSizes, llama, make_store, model_config
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.units import GIB
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.measure.timer import PhaseClock, now
+from lightning_llm.same.processes import in_fresh_processes
 from lightning_llm.training.callbacks import inputs
 from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.environment import keep_freed_memory

@@ -33,9 +33,9 @@ from rich.progress import track
 
 from benchmarks import commands
 from benchmarks.digest import digest
+from benchmarks.harness import Request
+from benchmarks.rows import Row, ratios, write_rows
 from benchmarks.start_up import CONFIG
-from lightning_llm.bench.harness import Request
-from lightning_llm.bench.rows import Row, ratios, write_rows
 from lightning_llm.io.console import Console
 from lightning_llm.runs.directory import step_files
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.charts import LOWER, Measure, bar_plot
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Row, columns, ratios
 from benchmarks.steps import seconds_of
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row, columns, ratios
-from lightning_llm.bench.workloads import model_config
+from benchmarks.workloads import model_config
 from lightning_llm.measure.meter import tensors_in
 from lightning_llm.measure.timer import now
 from lightning_llm.model.transformer import Transformer

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from benchmarks import start_up
+from benchmarks.charts import LOWER, lines, panels
+from benchmarks.harness import Bench, Request, step_peak_bytes, timed_rows
 from benchmarks.parts import doubled
+from benchmarks.rows import MIB, Row
 from benchmarks.steps import plain_step
-from lightning_llm.bench.harness import Bench, Request, step_peak_bytes, timed_rows
-from lightning_llm.bench.plots import LOWER, lines, panels
-from lightning_llm.bench.rows import MIB, Row
-from lightning_llm.bench.workloads import HEAD_DIM, llama, model_config
+from benchmarks.workloads import HEAD_DIM, llama, model_config
 from lightning_llm.io.charts import chart, legend
 from lightning_llm.training.module import LanguageModel
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from benchmarks.charts import HIGHER, Measure, bar_plot
 from benchmarks.data_process import measured
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
-from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import Row, columns
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Row, columns
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.cuts import cut_at_newlines
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.units import byte_size
+from lightning_llm.same.processes import in_fresh_processes
 
 VARIANTS = ("byte", "char", "bpe", "tokenizers", "batches")
 _ON_A_PART, _BPE_PART = ("bpe", "tokenizers"), 8

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import parts
+from benchmarks.charts import LOWER, Measure, bar_plot
 from benchmarks.commands import last_line
 from benchmarks.fault_process import forker
 from benchmarks.fault_stage import MICRO_BATCHES, SAVED_EVERY, STEPS, Stage, Truth
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, print_table
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Columns, Row, print_table
 from lightning_llm.io.console import Console
 
 FIELDS = {  # the numbers of rounds, or the most steps of one

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks import mup
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER
-from lightning_llm.bench.rows import Row
+from benchmarks.charts import LOWER
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Row
 from lightning_llm.io.charts import chart
 from lightning_llm.model.weights import assigned_stds
 from lightning_llm.statistics.estimates import correlation, paired, seeds_saved

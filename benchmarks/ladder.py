@@ -28,13 +28,13 @@ import yaml
 from scipy import stats
 
 from benchmarks import parts
+from benchmarks.charts import LOWER, Measure, bar_plot
 from benchmarks.commands import ROOT
+from benchmarks.harness import Bench, Request
 from benchmarks.ladder_predictions import COVERAGE, HELD_OUT, coverage, draw_predictions, held_out, predicting_ladders
+from benchmarks.rows import Row
 from benchmarks.runs import fit
 from lightning_llm.accounting.sizing import LR, Sizing, parse_size, sizing_for, with_options
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config

@@ -26,10 +26,10 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.commands import ROOT, environment
+from benchmarks.harness import Request
+from benchmarks.rows import Row
 from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.plan import REPORT
-from lightning_llm.bench.harness import Request
-from lightning_llm.bench.rows import Row
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config
 from lightning_llm.statistics.extrapolation import LEVEL, AtSize, Interval, SpreadBySize, fit_curve, predict

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_llm.bench.workloads import ShapeSizes
+from benchmarks.workloads import ShapeSizes
 from lightning_llm.ops import sizes as cuts
 
 

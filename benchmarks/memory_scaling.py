@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from lightning_llm.bench import swiglu
-from lightning_llm.bench.harness import Bench, Request, measure_memory
-from lightning_llm.bench.plots import LOWER, lines, panels
-from lightning_llm.bench.rows import MIB, Row
+from benchmarks import swiglu
+from benchmarks.charts import LOWER, lines, panels
+from benchmarks.harness import Bench, Request, measure_memory
+from benchmarks.rows import MIB, Row
 from lightning_llm.io.charts import chart, legend
 
 VARIANTS = ("standard", "checkpoint", "ours 0", "ours 1")

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.charts import LOWER
 from benchmarks.cost import slope
+from benchmarks.harness import Bench, Request
 from benchmarks.parts import doubled
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER
-from lightning_llm.bench.rows import Row
-from lightning_llm.bench.workloads import model_config
+from benchmarks.rows import Row
+from benchmarks.workloads import model_config
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.io.charts import chart

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_llm.bench.harness import Bench, Request, timed_rows
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row, columns
-from lightning_llm.bench.workloads import HEAD_DIM, model_config
+from benchmarks.charts import LOWER, Measure, bar_plot
+from benchmarks.harness import Bench, Request, timed_rows
+from benchmarks.rows import Row, columns
+from benchmarks.workloads import HEAD_DIM, model_config
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.adamw import AdamW

@@ -17,11 +17,11 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import Tensor
 
+from benchmarks.charts import LOWER, Measure, bar_plot
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Row, columns, ratios
 from benchmarks.steps import plain_step
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row, columns, ratios
-from lightning_llm.bench.workloads import make_store
+from benchmarks.workloads import make_store
 from lightning_llm.data.batches import sample_batch
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.token_store import TokenStore

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_llm.bench.plots import Measure, bar_plot
-from lightning_llm.bench.rows import Row
+from benchmarks.charts import Measure, bar_plot
+from benchmarks.rows import Row
 
 Part = TypeVar("Part")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import baselines, cost, memory_scaling, mup, techniques
+from benchmarks.charts import draw_points
+from benchmarks.rows import Row, read_rows
 from lightning_llm.ablate import ladder_report
 from lightning_llm.ablate.plots import forest
-from lightning_llm.bench.plots import draw_points
-from lightning_llm.bench.rows import Row, read_rows
 from lightning_llm.io.charts import chart
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -27,13 +27,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.charts import HIGHER, lines, panels
+from benchmarks.harness import Bench, Request, describe_machine
+from benchmarks.rows import MIB, Row, columns
 from benchmarks.steps import LossModule, plain_step, process_group, seconds_of
-from lightning_llm.bench.harness import Bench, Request, describe_machine
-from lightning_llm.bench.plots import HIGHER, lines, panels
-from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import MIB, Row, columns
-from lightning_llm.bench.workloads import ShapeSizes, model_config
+from benchmarks.workloads import ShapeSizes, model_config
 from lightning_llm.io.charts import chart, legend
+from lightning_llm.same.processes import in_fresh_processes
 from lightning_llm.training.module import LanguageModel
 
 PREDICTED = (8, 64)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import parts
+from benchmarks.charts import LOWER, Measure, bar_plot
 from benchmarks.commands import ROOT, finish
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row, columns
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Row, columns
 
 _CHAR = "shakespeare-char.yaml"
 # A run: its config, its seed (None: the config's own), and further options.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.commands import ROOT, finish, last_line
 
 if TYPE_CHECKING:  # it loads torch, and loading is timed here
-    from lightning_llm.bench.harness import Request
+    from benchmarks.harness import Request
 
 COMMAND = "lightning_llm"
 CONFIG = ROOT / "configs" / "shakespeare-char.yaml"

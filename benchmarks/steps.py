@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters, get_compilation_metrics
 
+from benchmarks.harness import describe_machine
+from benchmarks.workloads import ShapeSizes, model_config
 from lightning_llm.accounting.counts import step_flops
 from lightning_llm.accounting.hardware import find_device
-from lightning_llm.bench.harness import describe_machine
-from lightning_llm.bench.workloads import ShapeSizes, model_config
 from lightning_llm.measure.timer import now
 from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig

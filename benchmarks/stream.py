@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import parts
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import Measure
-from lightning_llm.bench.rows import Row
+from benchmarks.charts import Measure
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Row
 from lightning_llm.statistics.estimates import Array
 from lightning_llm.statistics.stream import CONFIRMATION, StreamRule
 

@@ -38,8 +38,8 @@ from typing import Any
 import yaml
 
 from benchmarks import plots
-from lightning_llm.bench.plots import panels
-from lightning_llm.bench.rows import MEASURED, Row, read_rows
+from benchmarks.charts import panels
+from benchmarks.rows import MEASURED, Row, read_rows
 from lightning_llm.io.units import UNITS
 from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, answer, predict
 

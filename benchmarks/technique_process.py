@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness import step_peak_bytes
 from benchmarks.steps import LossModule, process_group, seconds_of
-from lightning_llm.bench.harness import step_peak_bytes
 from lightning_llm.measure.gauges import high_water_bytes, resident_bytes, restart_high_water
 from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.config import ModelConfig

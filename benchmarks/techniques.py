@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.charts import HIGHER, LOWER, Measure, bar_plot
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import MIB, Row, columns, groups, ratios
 from benchmarks.steps import utilization
 from benchmarks.technique_process import UNIT_ROUNDOFF, Settings, measure, most_apart
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
-from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import MIB, Row, columns, groups, ratios
-from lightning_llm.bench.workloads import model_config
+from benchmarks.workloads import model_config
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.same.processes import in_fresh_processes
 
 STEPS = {"cpu": 5, "cuda": 30}  # timed, of each round
 ROUNDINGS_PER_BLOCK = 20  # results written one after another: 2 norms, 7 matmuls, rotation, softmax, gate, sums

@@ -26,7 +26,7 @@ NVIDIA_DRIVER = Path("/dev/nvidiactl")
 BROKEN_PIPE = 128 + 13  # the status of a program that SIGPIPE ended
 TOOLS = [word for word in COMMANDS if word not in TRAINER_WORDS]
 # These build models, and import the user's own parts by their paths, such as my_parts.MyMLP.
-IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "estimate", "plan", "same", "bench", "ablate"}
+IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "estimate", "plan", "same", "ablate"}
 
 
 def help_text() -> str:

@@ -37,7 +37,7 @@ LAYERS = (
     ("checkpoints",),
     ("runs",),
     ("training",),
-    ("bench", "ablate"),
+    ("same", "ablate"),
     ("cli",),
     ("__main__",),
 )
@@ -361,7 +361,7 @@ def _faults(tmp_path: Path, rule: Iterable, files: dict[str, str]) -> list[str]:
     [
         # upwards: inside a function, for type checkers only, relatively by a public name, by a string
         (layer_faults, {"ops/a.py": "def f():\n    import house.cli"}, "ops.a:2 imports cli, which lies above it"),
-        (layer_faults, {"ops/a.py": LAZY.format("house.bench.x", "Y")}, "ops.a:3 imports bench.x, which lies above it"),
+        (layer_faults, {"ops/a.py": LAZY.format("house.same.x", "Y")}, "ops.a:3 imports same.x, which lies above it"),
         (layer_faults, {"ops/a.py": "from ..model.mlp import M"}, "ops.a:1 imports model.mlp, which lies above it"),
         (
             layer_faults,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
-from lightning_llm.cli import ablate, bench
+from lightning_llm.cli import ablate
 from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS
 from lightning_llm.cli.tool import OneLineParser
 from lightning_llm.model.parts import BUILT_IN
@@ -34,9 +34,9 @@ def _commands() -> Iterator[str]:
         yield f"command {word}"
         if word in TRAINER_WORDS:
             continue
-        if word in ("ablate", "bench"):  # which make their parsers when they are called
-            parser = OneLineParser(f"lightning-llm {word}")
-            {"ablate": ablate._options, "bench": bench.add_options}[word](parser)
+        if word == "ablate":  # which makes its parser when it is called
+            parser = OneLineParser("lightning-llm ablate")
+            ablate._options(parser)
         else:
             parser = getattr(import_module(f"lightning_llm.cli.{command.module}"), f"run_{word}").parser
         yield from _options(word, parser)
@@ -108,7 +108,7 @@ def test_all_kinds_are_listed():
     for line in (
         "command ablate try",
         "option of ablate run: --vary",
-        "option of bench: --shapes",
+        "option of compare: --delta",
         "config model.architecture.hidden_size",
         "config data.context_length",
         "config trainer.tf32",

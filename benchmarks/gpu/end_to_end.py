@@ -11,14 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoint, runs
+from benchmarks import checkpoint, generate, runs
+from benchmarks.charts import LOWER, Measure, bar_plot
 from benchmarks.commands import ROOT
 from benchmarks.digest import digest
 from benchmarks.gpu.runner import Machine, Part, Task, with_target
+from benchmarks.rows import Row, columns
 from benchmarks.runs import fit
-from lightning_llm.bench import generate
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row, columns
 from lightning_llm.io.units import GIB
 
 CONFIG = "shakespeare-char-gpu.yaml"

@@ -15,7 +15,7 @@ from benchmarks.gpu import training
 from benchmarks.gpu.operators import gpu_tests
 from benchmarks.gpu.runner import Machine, Part, Task
 from benchmarks.gpu.training import AS_ONE, CAPTURED, CAPTURED_EAGER, EAGER, NANOGPT, OURS, STANDARD, step
-from lightning_llm.bench.rows import Row
+from benchmarks.rows import Row
 from lightning_llm.measure.timer import interleave
 from lightning_llm.ops.dispatch import matmul_into
 

@@ -17,15 +17,14 @@ from xml.etree import ElementTree
 import torch
 from torch.nn import functional as F
 
-from benchmarks import baselines
+from benchmarks import baselines, loss, swiglu
+from benchmarks.charts import LOWER, Measure, bar_plot
 from benchmarks.commands import ROOT, finish
 from benchmarks.gpu.runner import Machine, Part, Task, with_target
+from benchmarks.harness import measure
+from benchmarks.rows import Row, columns
+from benchmarks.workloads import model_config
 from lightning_llm.accounting.memory import step_memory
-from lightning_llm.bench import loss, swiglu
-from lightning_llm.bench.harness import measure
-from lightning_llm.bench.plots import LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row, columns
-from lightning_llm.bench.workloads import model_config
 from lightning_llm.io.units import GIB
 
 MLPS = ("standard", "notebook 0", "notebook 1", "checkpoint", "ours 0", "ours 1", "norm + standard", "ours 2", "liger")

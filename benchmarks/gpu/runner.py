@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.gpu.sampler import Sampler
-from lightning_llm.bench.harness import Bench, Request
-from lightning_llm.bench.rows import Columns, Row, print_table, read_rows, write_rows
+from benchmarks.harness import Bench, Request
+from benchmarks.rows import Columns, Row, print_table, read_rows, write_rows
 from lightning_llm.cli.errors import one_line
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console

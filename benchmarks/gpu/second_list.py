@@ -8,13 +8,13 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks import loss
 from benchmarks.gpu import end_to_end, next_list, training
 from benchmarks.gpu.runner import Machine, Part, Task
 from benchmarks.gpu.training import CAPTURED, EAGER, LIGER, NANOGPT, OURS, TRANSFORMERS, step
+from benchmarks.rows import Row
 from benchmarks.steps import LossModule, plain_step, process_group
-from lightning_llm.bench import loss
-from lightning_llm.bench.rows import Row
-from lightning_llm.bench.workloads import model_config
+from benchmarks.workloads import model_config
 from lightning_llm.measure.timer import interleave
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops.losses import linear_cross_entropy

@@ -17,7 +17,7 @@ from benchmarks.commands import finish
 from benchmarks.gpu import training
 from benchmarks.gpu.runner import Machine, Part, Task, origin_of
 from benchmarks.gpu.training import CAPTURED_EAGER, OURS
-from lightning_llm.bench.rows import Row
+from benchmarks.rows import Row
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.untrusted import read_json
 

@@ -16,12 +16,12 @@ import torch
 
 from benchmarks import baselines
 from benchmarks.baselines import Stages
+from benchmarks.charts import HIGHER, LOWER, Measure, bar_plot
 from benchmarks.gpu.runner import Machine, Part, Task, origin_of, with_target
+from benchmarks.harness import Request
+from benchmarks.rows import Row, columns
 from benchmarks.steps import utilization
-from lightning_llm.bench.harness import Request
-from lightning_llm.bench.plots import HIGHER, LOWER, Measure, bar_plot
-from lightning_llm.bench.rows import Row, columns
-from lightning_llm.bench.workloads import model_config
+from benchmarks.workloads import model_config
 from lightning_llm.io.units import GIB
 from lightning_llm.measure.timer import Timing
 

@@ -46,7 +46,6 @@ COMMANDS = {
     "estimate": Command("estimate", ACCOUNTING, "estimate a run's parameters, memory, FLOPs, and time from its config"),
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
     "same": Command("same", "docs/how-do-i.md", "check that settings of a training step compute the same function"),
-    "bench": Command("bench", "docs/benchmarks.md", "measure memory and time on this machine"),
 }
 TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
 SYNTAX = (
@@ -115,7 +114,8 @@ def page_of(command: str) -> str:
     command, _, action = command.partition(" ")
     if (command, action) == ("ablate", "try"):
         return "docs/stream.md"
-    command = "bench" if command == "-m" else command
+    if command == "-m":
+        return "docs/benchmarks.md"
     return COMMANDS[command].page if command in COMMANDS else FIRST
 
 

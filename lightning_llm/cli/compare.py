@@ -31,6 +31,10 @@ MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
 NO_BITS = "validation loss: not compared, since the tokenizers differ and a run has no bits per byte"
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
 ONE_RUN = "A difference of one run has no interval: lightning-llm ablate compares several seeds, until a verdict."
+TENSORS_ONLY = (
+    "These tables count the tensors of one step. The peak memory above is that of the process, or of the GPU's "
+    "allocator, over the whole run."
+)
 ADJUSTED = "Intervals and p are adjusted for {} comparisons. " + simultaneous(0.95)
 
 
@@ -172,10 +176,19 @@ def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], 
 
 def print_memory(groups: Sequence[Group], step: int, reports: Mapping[Path, Report], console: Console) -> None:
     """The memory of a sampled step of each group's first run, by category and module, if two have one."""
-    found = {group.name: reports[_first_run(group)] for group in groups if _first_run(group) in reports}
-    for point in POINTS if len(found) > 1 else ():
+    base, *others = [group for group in groups if _first_run(group) in reports] or groups[:1]
+    if not others:
+        return
+    names = [base.named_against(others[0]), others[0].named_against(base)]
+    if len(others) > 1:  # names of that many would not fit in a table
+        names = [str(number) for number in range(1, len(others) + 2)]
+        legend = [f"{number}: {group.name}" for number, group in zip(names, [base, *others], strict=True)]
+        console.print(escape("\n".join(["", *legend])), soft_wrap=True)
+    found = {name: reports[_first_run(group)] for name, group in zip(names, [base, *others], strict=True)}
+    for point in POINTS:
         console.print()
         console.print(difference(found, point, step))
+    console.print(TENSORS_ONLY, soft_wrap=True)
 
 
 def _first_run(group: Group) -> Path:

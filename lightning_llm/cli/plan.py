@@ -27,6 +27,9 @@ from lightning_llm.training.run_config import RunOptions, read_run
 
 PATIENCE = 1.0  # seconds before progress is shown
 TRACES = 24  # about as many as a plan with its frontier needs
+NOTHING = "nothing recomputed"
+COLORS = {NOTHING: "#d08200", "MLPs at level 1": "#d5443a", "MLPs at level 2": "#b84a9c"}
+RECOMPUTED = "#3b82c4"  # the color of other recomputation
 
 
 def _options(parser: OneLineParser) -> None:
@@ -138,21 +141,18 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
 
 def draw(frontier: Sequence[StepPlan], chosen: StepPlan, path: Path) -> None:
     """Memory against time as a PNG; the color of a plan says what is recomputed."""
-    from lightning_llm.bench.plots import LOWER, color
     from lightning_llm.io.charts import chart, legend
 
     groups: dict[str, list[tuple[float, float]]] = {}
     for plan in frontier:
-        kind = f"ours {plan.choice.checkpoint_level}"
-        kind = kind if plan.choice.recompute == "none" else f"checkpoint {plan.choice.recompute}"
+        recompute, level = plan.choice.recompute, plan.choice.checkpoint_level
+        kind = f"recompute {recompute}" if recompute != "none" else f"MLPs at level {level}" if level else NOTHING
         groups.setdefault(kind, []).append((plan.needed / GIB, plan.time.seconds))
-    names = {"ours 0": "nothing recomputed", "ours 1": "MLPs at level 1", "ours 2": "MLPs at level 2"}
     with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
         for kind, places in groups.items():
-            label = names.get(kind, kind.replace("checkpoint", "recompute"))
-            axis.plot(*zip(*places, strict=True), "o", color=color(kind), label=label)
+            axis.plot(*zip(*places, strict=True), "o", color=COLORS.get(kind, RECOMPUTED), label=kind)
         axis.plot(chosen.needed / GIB, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
-        axis.set(xlabel=f"memory of a device, GiB{LOWER}", ylabel=f"time, s/step{LOWER}")
+        axis.set(xlabel="memory of a device, GiB (lower is better)", ylabel="time, s/step (lower is better)")
         axis.set(xlim=(0, None), ylim=(0, None))
         axis.grid()
         legend(axis, fontsize=9)

@@ -1,6 +1,6 @@
 """``lightning-llm same --config FILE --vary OPTION=VALUE``: are two settings of a training step the same function?
 
-``measure/agreement.py`` has the rule, ``bench/same.py`` runs the settings.
+``measure/agreement.py`` has the rule, ``same/settings.py`` runs the settings.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from lightning_llm.io.untrusted import prefixed, shown
 from lightning_llm.training.run_config import RunOptions, read_run
 
 if TYPE_CHECKING:
-    from lightning_llm.bench.same import Setting
     from lightning_llm.measure.agreement import Finding
+    from lightning_llm.same.settings import Setting
 
 Found = Mapping[str, list["Finding"]]  # by precision
 
@@ -114,8 +114,8 @@ def _base(options: argparse.Namespace) -> "Setting":
     run = read_run(RunOptions(config=options.config, vocab_size=2, trust_code=options.trust_code))
     import torch
 
-    from lightning_llm.bench.same import SAME_PRECISIONS, Setting
-    from lightning_llm.bench.tiny_model import tiny_config
+    from lightning_llm.same.settings import SAME_PRECISIONS, Setting
+    from lightning_llm.same.tiny_model import tiny_config
 
     model = run.raw.get("model") or {}
     if run.step.precision not in SAME_PRECISIONS:
@@ -180,8 +180,8 @@ def _function(text: str) -> Callable[..., Any]:
 
 def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) -> Iterator[tuple[str, Found]]:
     """Run the settings, and print a line about each."""
-    from lightning_llm.bench.same import Judge
     from lightning_llm.measure.timer import num_threads
+    from lightning_llm.same.settings import Judge
 
     with num_threads(1):  # the matmuls are tiny
         function = None if options.against is None else _function(options.against)

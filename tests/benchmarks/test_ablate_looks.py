@@ -23,8 +23,8 @@ from benchmarks.ablate_looks import (
     moderated,
     summary,
 )
+from benchmarks.harness import Request
 from lightning_llm.ablate.experiment import LOOKS
-from lightning_llm.bench.harness import Request
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.estimates import paired
 from lightning_llm.statistics.looks import RESERVE, RHO

@@ -6,8 +6,8 @@ import torch
 from benchmarks import baselines
 from benchmarks.__main__ import main
 from benchmarks.matmuls import matmuls_alone, matmuls_of
+from benchmarks.workloads import model_config, sizes_of
 from lightning_llm.accounting.counts import step_flops
-from lightning_llm.bench.workloads import model_config, sizes_of
 from lightning_llm.model import Transformer
 
 TINY = "1x2x32x64x32x2x65"

@@ -17,15 +17,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import steps
+from benchmarks import steps, swiglu
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import end_to_end, next_list, operators, runner, second_list, third_list, training
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.runner import Machine, run_part
 from benchmarks.plain_gpt import PlainGPT
-from lightning_llm.bench import swiglu
-from lightning_llm.bench.rows import Row, read_rows
-from lightning_llm.bench.workloads import model_config, sizes_of
+from benchmarks.rows import Row, read_rows
+from benchmarks.workloads import model_config, sizes_of
 from lightning_llm.model import Transformer
 from tests.docs.markdown import ROOT
 from tests.docs.shell import KILLED, PROCESS_ID

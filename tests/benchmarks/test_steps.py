@@ -10,8 +10,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from benchmarks import baselines
 from benchmarks.baselines import Found, Stages
 from benchmarks.steps import process_group, seconds_of
-from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.workloads import sizes_of
+from benchmarks.workloads import sizes_of
+from lightning_llm.same.processes import in_fresh_processes
 
 TINY = "1x2x32x64x32x2x65"
 SIZES = sizes_of(TINY, baselines.BENCH.sizes, TINY)

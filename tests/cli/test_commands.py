@@ -31,7 +31,6 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["fit", f"--trainer.callbacks+={SAMPLES}", "--trainer.callbacks.every_n_steps=0"], "docs/dashboard.md"),
     (["plan"], "docs/accounting.md"),
     (["fit", "--model.memory_budget", "1KiB", *SHALLOW], "docs/accounting.md"),
-    (["bench", "nothing"], "docs/benchmarks.md"),
     (["same", "--config", "nowhere.yaml", "--vary", "all"], "docs/how-do-i.md"),
     (["ablate", "status", "nowhere"], "docs/ablate.md"),
     (["fit", "--model.architecture.mlp", "swigloo"], "docs/extending.md"),

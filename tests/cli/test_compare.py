@@ -26,6 +26,7 @@ from lightning_llm.cli.compare import (
     NO_BITS,
     ONE_RUN,
     OTHER_TEXT,
+    TENSORS_ONLY,
     difference_text,
     print_table,
 )
@@ -598,3 +599,55 @@ def test_a_run_says_how_it_ended(tiny, monkeypatch):
 def test_older_summaries_with_infinity_are_read(tmp_path):
     run = make(tmp_path / "a", val_loss=float("inf"))
     assert metric_values(run, read_summary(run, METRICS)) == {"seconds": 10.0}
+
+
+# ---- memory of a sampled step
+
+
+def test_memory_differs_where_the_models_do(text_file, tmp_path, monkeypatch, capsys):
+    """By as much as two MLPs save for backward, at both points in the step, and in no other module."""
+    monkeypatch.chdir(tmp_path)
+    hidden, width, context, rows, layers = 32, 96, 16, 4, 2
+    shape = {"hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": 2}
+    data = {"path": str(text_file), "tokenizer": "char", "context_length": context, "global_batch_size": rows}
+    for name, mlp in (("standard", "swiglu"), ("ours", "memory_optimized_swiglu")):
+        config = {"model": {"architecture": {**shape, "mlp": mlp}}, "data": data, "trainer": {"accelerator": "cpu"}}
+        Path(f"{name}.yaml").write_text(yaml.safe_dump(config))
+        words = ["--config", f"{name}.yaml", "--config", "memory-profile", "--trainer.precision=32-true"]
+        assert main(["fit", *words]) == 0
+    capsys.readouterr()
+    assert main(["compare", "runs/standard", "runs/ours", "--json", "out.json"]) == 0
+    said = capsys.readouterr().out
+    assert "At the peak of step 3" in said
+    assert "Saved by forward when the last backward of step 3 begins" in said
+    assert TENSORS_ONLY in said
+    first, second = (row["memory"] for row in json.loads(Path("out.json").read_text()))
+    assert first["step"] == second["step"] == 3
+    saved = layers * 2 * 4 * rows * context * width
+    assert first["saved"]["bytes"] - second["saved"]["bytes"] == saved
+    assert first["peak"]["bytes"] > second["peak"]["bytes"]
+    sizes, others = first["saved"]["by_module"], second["saved"]["by_module"]
+    assert {name for name in sizes | others if sizes.get(name) != others.get(name)} == {"layers.0.mlp", "layers.1.mlp"}
+
+
+def test_memory_that_one_group_sampled_is_in_the_file_alone(tmp_path, capsys):
+    root, file = several(tmp_path / "runs"), tmp_path / "out.json"
+    point = {"bytes": 1, "by_kind": {}, "by_module": {}}
+    (root / "gelu-0" / "memory").mkdir()
+    (root / "gelu-0" / "memory" / "step-2.json").write_text(json.dumps({"peak": point, "saved": point}))
+    assert main(["compare", str(root), "--json", str(file)]) == 0
+    assert TENSORS_ONLY not in capsys.readouterr().out
+    assert [row["memory"] and row["memory"]["step"] for row in json.loads(file.read_text())] == [2, None]
+
+
+def test_three_groups_with_memory_are_called_by_numbers(tmp_path, capsys):
+    runs = [make(tmp_path / f"{mlp}-0", mlp) for mlp in ("swiglu", "gelu", "relu")]
+    for number, run in enumerate(runs):
+        point = {"bytes": (number + 1) << 20, "by_kind": {}, "by_module": {"a": (number + 1) << 20}}
+        (run / "memory").mkdir()
+        (run / "memory" / "step-2.json").write_text(json.dumps({"peak": point, "saved": point}))
+    assert main(["compare", *map(str, runs)]) == 0
+    said = capsys.readouterr().out
+    assert "\n1: mlp=swiglu\n2: mlp=gelu\n3: mlp=relu\n" in said
+    assert re.search(r"MiB +┃ +1 ┃ +2 ┃ +2 - 1 ┃ +3 ┃ +3 - 1 ┃", said)
+    assert re.search(r"all +│ +1.0 │ +2.0 │ +\+1.0 │ +3.0 │ +\+2.0 │", said)

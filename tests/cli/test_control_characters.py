@@ -119,7 +119,6 @@ WORDS = {
     "estimate": "--config CONFIG --vocab-size 40",
     "plan": "--config CONFIG --vocab-size 40 --memory 1GB --out plan{EVIL}.yaml",
     "same": "--config CONFIG --vary loss_chunks --vary model.architecture.{EVIL}=1",
-    "bench": "memory --config CONFIG --config nowhere{EVIL}",
     "dashboard": "runs --port 70000{EVIL}",
     "ablate": "status nowhere{EVIL}",
 }

@@ -14,7 +14,9 @@ from lightning_llm.cli.command_line import DEFAULT_STEPS, complete
 from lightning_llm.io.config_file import config_path
 
 ROOT = Path(__file__).parents[2]
-UNKNOWN = "no file and no shipped config: give a file, or ddp, fsdp, llama-125m, quickstart, shakespeare-char"
+UNKNOWN = (
+    "no file and no shipped config: give a file, or ddp, fsdp, llama-125m, memory-profile, quickstart, shakespeare-"
+)
 MISSING = ["--config", "nope.yaml"]
 MLP = "model.architecture.mlp"
 RUN = ["validate", "--config", "quickstart", "--ckpt_path"]
@@ -22,7 +24,6 @@ RUN = ["validate", "--config", "quickstart", "--ckpt_path"]
 MISTAKES = [
     *(([word, *MISSING], UNKNOWN) for word in ("fit", "validate", "test", "predict", "check", "estimate")),
     (["plan", *MISSING, "--memory", "4GB"], UNKNOWN),
-    (["bench", "memory", *MISSING, *MISSING], UNKNOWN),
     (["ablate", "run", "--baseline", "nope.yaml", "--vary", f"{MLP}=relu"], UNKNOWN),
     (["ablate", "run", "nope.yaml"], "error: No such file or directory: nope.yaml ("),
     (["fit", "--conf", "nope"], UNKNOWN),

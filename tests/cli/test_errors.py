@@ -92,7 +92,7 @@ def test_debug_shows_where_a_mistake_was_found(words, capsys):
 
 @pytest.mark.parametrize("words", [["cost", "--rounds", "1"], ["--rounds", "1", "cost"]])
 def test_benchmarks_fail_under_their_own_name(words, traces, monkeypatch, capsys):
-    monkeypatch.setattr("lightning_llm.cli.bench._measure", lambda *given, **named: 1 // 0)
+    monkeypatch.setattr("benchmarks.command_line._measure", lambda *given, **named: 1 // 0)
     assert benchmarks(words) == 1
     (file,) = traces.iterdir()
     assert the_line(capsys).startswith(f"python -m benchmarks {words[0]}: failed: ZeroDivisionError: ")
@@ -102,14 +102,17 @@ def test_benchmarks_fail_under_their_own_name(words, traces, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("run", "words", "name"),
-    [(benchmarks, ["cost"], "python -m benchmarks cost"), (main, ["bench", "swiglu"], "lightning-llm bench")],
+    ("run", "words", "name", "function"),
+    [
+        (benchmarks, ["cost"], "python -m benchmarks cost", "benchmarks.command_line._measure"),
+        (main, ["compare", "runs"], "lightning-llm compare", "lightning_llm.ablate.comparison.compare_runs"),
+    ],
 )
-def test_an_interruption_has_the_name_of_the_command(run, words, name, monkeypatch, capsys):
+def test_an_interruption_has_the_name_of_the_command(run, words, name, function, monkeypatch, capsys):
     def stop(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lightning_llm.cli.bench._measure", stop)
+    monkeypatch.setattr(function, stop)
     assert run(words) == 130
     assert the_line(capsys) == f"{name}: interrupted"
 

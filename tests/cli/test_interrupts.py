@@ -36,7 +36,13 @@ def process(act, words=("fit",), **options):
 
 
 @pytest.mark.parametrize(
-    "words", [["fit", "--config", "x.yaml"], ["generate", "y"], ["bench", "loss"], ["evaluate", "y", "--data", "y"]]
+    "words",
+    [
+        ["fit", "--config", "x.yaml"],
+        ["generate", "y"],
+        ["same", "--config", "x.yaml"],
+        ["evaluate", "y", "--data", "y"],
+    ],
 )
 def test_ctrl_c_while_torch_is_imported_is_one_line(words, tmp_path):
     """Where the import continues, the line is still the only one: the libraries' handling of errors plays no part."""

@@ -13,8 +13,6 @@ from lightning_llm.__main__ import TRAINER_WORDS, main
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["bench", "no"], "invalid choice: 'no'"),
-        (["bench", "swiglu", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["generate"], "the following arguments are required: checkpoint"),
         (["generate", "x", "--top-k", "many"], "argument --top-k: invalid int value: 'many'"),
         (["prepare", "x", "--vocab", "9"], "unrecognized arguments: --vocab"),

@@ -13,7 +13,7 @@ from tests.docs.markdown import README, ROOT
 
 TEXT = README.read_text(encoding="utf-8")
 CONFIG_PAGE = ROOT / "docs" / "config.md"
-OVERLAYS = [ROOT / "configs" / name for name in ("ddp.yaml", "fsdp.yaml")]  # only say how, over another
+OVERLAYS = [ROOT / "configs" / name for name in ("ddp.yaml", "fsdp.yaml", "memory-profile.yaml")]  # only say how
 CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - set(OVERLAYS))
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

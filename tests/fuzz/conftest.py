@@ -11,8 +11,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, settings
 
+from benchmarks.harness import describe_machine
 from lightning_llm.__main__ import main
-from lightning_llm.bench.harness import describe_machine
 from lightning_llm.cli import dashboard
 from tests.ablate.conftest import frozen, work
 from tests.fuzz import watch

@@ -123,7 +123,7 @@ ALLOWED = {  # where, call: why
             ("ablate/start_run.py", "os.open"),
             ("ablate/run_process.py", "open"),
             ("io/processes.py", "Path(f'/proc/{process}/stat').read_text"),
-            ("bench/processes.py", "os.open"),
+            ("same/processes.py", "os.open"),
             ("ablate/command/descendants.py", "file.read_text"),
             ("ablate/command/descendants.py", "Path(f'/proc/{process}/stat').read_text"),
             ("ablate/command/descendants.py", "Path(f'/proc/{process}/smaps_rollup').read_text"),

@@ -22,6 +22,7 @@ from lightning_llm.measure.timeline import CATEGORIES, MemorySample, Timeline
 FOLDER = "memory"  # of a run, with the files of the steps that were sampled
 LARGEST = 1 << 30  # bytes of such a file
 MOST_MODULES = 20  # that differ between runs, in a table
+WIDEST = 28  # characters of a column of such a table; a longer name takes several lines
 POINTS = {"peak": "At the peak of step {}", "saved": "Saved by forward when the last backward of step {} begins"}
 REST = "all others"
 LABEL_WIDTH, LABEL_HEIGHT = 0.13, 0.03  # of a label of a phase, as shares of the width of the plot
@@ -110,10 +111,10 @@ def difference(reports: Mapping[str, Report], point: str, step: int) -> Table:
     """
     table = Table(Column("MiB", no_wrap=True), title=POINTS[point].format(step), title_justify="left")
     first, *others = reports
-    table.add_column(escape(first), justify="right", overflow="fold")
+    table.add_column(escape(first), justify="right", overflow="fold", max_width=WIDEST)
     for name in others:
-        table.add_column(escape(name), justify="right", overflow="fold")
-        table.add_column("difference", justify="right", no_wrap=True)
+        table.add_column(escape(name), justify="right", overflow="fold", max_width=WIDEST)
+        table.add_column(f"{name} - {first}" if name.isdigit() else "difference", justify="right", no_wrap=True)
     points = [report[point] for report in reports.values()]
     for category in CATEGORIES:
         sizes = [one["by_kind"].get(category, 0) for one in points]

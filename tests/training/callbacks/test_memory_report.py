@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import pytest
 
@@ -37,3 +38,43 @@ def test_labels_of_phases_do_not_overlap(micro_batches, reports):
     assert texts[-1] == "optimizer"
     assert micro_batches > 20 or len(texts) == len(marks) + 1
     assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+
+
+def sampled(run, *steps, folder="memory", **content):
+    (run / folder).mkdir(parents=True)
+    for step in steps:
+        point = {"bytes": step}
+        (run / folder / f"step-{step}.json").write_text(json.dumps({"peak": point, "saved": point, **content}))
+    return run
+
+
+def test_the_last_step_that_all_sampled_is_compared(tmp_path):
+    first = sampled(tmp_path / "first", 2, 10)
+    other = sampled(tmp_path / "other", 2, 9, 10, 20, folder="memory/rank-0")
+    none, compiled = tmp_path / "none", sampled(tmp_path / "compiled", 10, peak=None, compiled=True)
+    (first / "memory" / "step-x.json").write_text("{")
+    step, reports = memory_report.last_reports([first, none, other, compiled])
+    assert step == 10
+    assert {run: report["peak"]["bytes"] for run, report in reports.items()} == {first: 10, other: 10}
+    assert memory_report.last_reports([none]) == (0, {})
+    assert memory_report.last_reports([first, sampled(tmp_path / "later", 30)]) == (0, {})
+
+
+def test_modules_that_differ_come_first_and_the_rest_is_added_up(monkeypatch):
+    monkeypatch.setattr(memory_report, "MOST_MODULES", 2)
+
+    def report(**modules):
+        sizes = {name: size * 2**20 for name, size in modules.items()}
+        all_of_them = sum(sizes.values())
+        return {"peak": {"by_kind": {"activations": all_of_them}, "by_module": sizes, "bytes": all_of_them}}
+
+    table = memory_report.difference({"a": report(x=1, y=5, z=7, w=1), "[b]": report(x=4, y=5, z=2, v=1)}, "peak", 3)
+    assert table.title == "At the peak of step 3"
+    assert [str(column.header) for column in table.columns] == ["MiB", "a", r"\[b]", "difference"]
+    assert list(zip(*(column.cells for column in table.columns), strict=True)) == [
+        ("saved activations", "14.0", "12.0", "-2.0"),
+        ("z", "7.0", "2.0", "-5.0"),
+        ("x", "1.0", "4.0", "+3.0"),
+        ("all others", "6.0", "6.0", "="),
+        ("all", "14.0", "12.0", "-2.0"),
+    ]

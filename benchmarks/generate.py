@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_llm.bench.harness import Bench, Request, timed_rows
-from lightning_llm.bench.plots import HIGHER, Measure, bar_plot
-from lightning_llm.bench.rows import Columns, Row, columns
-from lightning_llm.bench.workloads import llama, model_config
+from benchmarks.charts import HIGHER, Measure, bar_plot
+from benchmarks.harness import Bench, Request, timed_rows
+from benchmarks.rows import Columns, Row, columns
+from benchmarks.workloads import llama, model_config
 from lightning_llm.generation.decoding import generate
 from lightning_llm.model.transformer import Transformer
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lightning_llm.bench.processes import in_fresh_processes
+from lightning_llm.same.processes import in_fresh_processes
 
 
 def _fail(job):
@@ -15,7 +15,7 @@ def test_a_fresh_process_loads_only_what_its_function_needs():
     """What it loads counts in the memory that is measured there."""
     jobs = ["sorted(__import__('sys').modules)", "[__import__('os').environ['OF_THE_JOB']]"]
     modules, variable = in_fresh_processes(eval, jobs, name="it", environment={"OF_THE_JOB": "yes"})
-    assert "lightning_llm.bench.processes" in modules
+    assert "lightning_llm.same.processes" in modules
     assert not {"torch", "numpy", "unittest.mock"} & {*modules}
     assert variable == ["yes"]
     assert "OF_THE_JOB" not in os.environ

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_llm.bench.harness import Bench, Case, Request, measure
-from lightning_llm.bench.rows import Row
-from lightning_llm.bench.workloads import ShapeSizes
+from benchmarks.harness import Bench, Case, Request, measure
+from benchmarks.rows import Row
+from benchmarks.workloads import ShapeSizes
 from lightning_llm.model.mlp import SwiGLU
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 

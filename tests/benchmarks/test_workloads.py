@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_llm.bench.workloads import HEAD_DIM, llama, make_store, model_config, sizes_of
+from benchmarks.workloads import HEAD_DIM, llama, make_store, model_config, sizes_of
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.model.transformer import Transformer
 

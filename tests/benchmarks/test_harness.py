@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from lightning_llm.bench import harness
-from lightning_llm.bench.harness import Bench, Case, Request, measure, measure_memory, step_peak_bytes, timed_rows
+from benchmarks import harness
+from benchmarks.harness import Bench, Case, Request, measure, measure_memory, step_peak_bytes, timed_rows
 from lightning_llm.measure.timer import Timing
 
 ASKED = Request(bench="toy", shape="4x8", sizes={}, rounds=3)

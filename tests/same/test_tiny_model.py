@@ -2,7 +2,10 @@
 
 import torch
 
-from lightning_llm.bench.tiny_model import (
+from lightning_llm.data.batches import IGNORED
+from lightning_llm.model.config import ModelConfig
+from lightning_llm.ops import sizes
+from lightning_llm.same.tiny_model import (
     CONTEXT,
     HIDDEN,
     ROWS,
@@ -15,9 +18,6 @@ from lightning_llm.bench.tiny_model import (
     random_weights,
     tiny_config,
 )
-from lightning_llm.data.batches import IGNORED
-from lightning_llm.model.config import ModelConfig
-from lightning_llm.ops import sizes
 
 
 def test_float32_runs_in_tiles():

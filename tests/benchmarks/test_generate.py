@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from benchmarks.generate import _transformers_model
 from lightning_llm.__main__ import main
-from lightning_llm.bench.generate import _transformers_model
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 

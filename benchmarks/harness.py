@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from benchmarks.charts import draw_points
+from benchmarks.rows import COLUMNS, MEASURED, Columns, Row, print_table, ratios
+from benchmarks.workloads import sizes_of
 from lightning_llm.accounting.hardware import cpu_name
-from lightning_llm.bench.plots import draw_points
-from lightning_llm.bench.rows import COLUMNS, MEASURED, Columns, Row, print_table, ratios
-from lightning_llm.bench.workloads import sizes_of
 from lightning_llm.io.console import Console
 from lightning_llm.measure.meter import memory_of, tensors_in
 from lightning_llm.measure.timer import Timing, interleave

@@ -5,8 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
-from lightning_llm.bench import rows
-from lightning_llm.bench.rows import Row, columns, print_table, ratios, read_rows, write_rows
+from benchmarks import rows
+from benchmarks.rows import Row, columns, print_table, ratios, read_rows, write_rows
 
 
 def test_what_is_written_is_read_again_without_private_fields(tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_llm.bench.rows import MIB, Row, groups
+from benchmarks.rows import MIB, Row, groups
 from lightning_llm.io.charts import GRAY, chart
 from lightning_llm.io.untrusted import number_in
 

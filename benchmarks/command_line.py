@@ -1,41 +1,47 @@
-"""``lightning-llm bench NAME``: measure on this machine; a table here, JSON and a plot by option.
-
-``python -m benchmarks`` of a clone is the same with other benches.
-"""
+"""The options of ``python -m benchmarks NAME``, and what it prints and writes: a table, JSON and a plot."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 
 from lightning_llm.cli.tool import OneLineParser, Tool
-from lightning_llm.io.config_file import config_path
 from lightning_llm.io.shell import shell_command
 
-PROG, MODULE = "lightning-llm bench", "lightning_llm.bench"
+PROGRAM, MODULE = "python -m benchmarks", "benchmarks"
 BENCHES = {
     "swiglu": "memory and time of the MLP, in every implementation",
     "loss": "memory and time of head and cross-entropy",
-    "memory": "memory of two configs, compared (--config A --config B [-- options of fit])",
     "generate": "tokens per second of decoding, compared with recomputing the prefix and with transformers",
+    "runs": "the shipped configs, trained as their users train them (options of fit may follow behind --)",
+    "baselines": "whole training steps, compared with transformers, litgpt and plain torch",
+    "techniques": "the techniques of a fast training step, added one at a time",
+    "overhead": "time of a training step outside forward, backward, clipping and optimizer",
+    "cost": "how time and memory of a step grow with each size, and the time to the first step of fit",
+    "memory-scaling": "peak memory of the MLP against the number of tokens",
+    "process-scaling": "tokens per second on 1 to N processes, and a prediction for 8 and 64",
+    "checkpoint": "how long saving holds up training: waiting for the disk, and in the background",
+    "optimizer": "milliseconds per step of each optimizer, ours and torch's",
+    "ablate": "whether verdicts, tuning and workers keep their promises (--shapes, --seed of the kills)",
+    "stream": "which ideas of a stream the rule adopts: useless ones, and true ones (--shapes)",
+    "mup": "whether a learning rate fits wider models, with mup and without (--shapes, --text FILE)",
+    "ladder": "whether --size carries learning rates from one size to another (--shapes transfer)",
+    "initial-values": "how far the losses of two models differ by chance, with initial values by name and without",
+    "data": "speed and memory of prepare, for each tokenizer",
+    "faults": "random kills, full disks, damaged files and so on, and their cost (--rounds: total, --seed)",
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def add_options(parser: OneLineParser, benches: Mapping[str, str] = BENCHES) -> None:
-    """Add the options of a bench.
-
-    Args:
-        parser: Gets the options.
-        benches: A line about each bench.
-    """
-    listed = "\n".join(f"  {name:<16} {text}" for name, text in benches.items())
+def add_options(parser: OneLineParser) -> None:
+    """Add the options of a bench."""
+    listed = "\n".join(f"  {name:<16} {text}" for name, text in BENCHES.items())
     parser.description = f"Run one benchmark on this machine and print a table. BENCH is one of:\n\n{listed}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("bench", choices=benches, metavar="BENCH", help="a name from the list above")
+    add("bench", choices=BENCHES, metavar="BENCH", help="a name from the list above")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="where to measure (default: cpu)")
     add("--dtype", nargs="+", default=["float32"], choices=DTYPES, help="one or more (default: float32)")
     add("--shapes", nargs="+", metavar="SHAPE", help="sizes, such as 8x512x1024x4096x3 for swiglu")
@@ -46,35 +52,26 @@ def add_options(parser: OneLineParser, benches: Mapping[str, str] = BENCHES) -> 
     add("--json", type=Path, metavar="FILE", help="write the rows to FILE and a plot next to it (.png)")
     add("--keep-freed-memory", action="store_true", help="glibc: keep freed memory in the process, as fit does")
     add("--text", type=Path, metavar="FILE", help="for mup: a text to train on (default: Python's source)")
-    configs = "for memory: a config for fit, at least two; options of fit may follow after --"
-    add("--config", action="append", default=[], metavar="FILE", help=configs)
 
 
-def run_bench(
-    argv: Sequence[str], prog: str = PROG, benches: Mapping[str, str] = BENCHES, package: str = MODULE
-) -> int:
+def run_bench(argv: Sequence[str]) -> int:
     """Run a bench; returns the exit status.
 
     Args:
-        argv: The words of the command line after ``prog``.
-        prog: The command.
-        benches: A line about each.
-        package: Of their modules.
+        argv: The words of the command line after ``python -m benchmarks``; behind ``--``, options of ``fit``.
     """
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
-    act = partial(_measure, fit_options=words[end + 1 :], package=package, command=f"{prog} {shell_command(*words)}")
-    return Tool(act, prog, partial(add_options, benches=benches), RuntimeError)(words[:end])
+    act = partial(_measure, fit_options=words[end + 1 :], command=f"{PROGRAM} {shell_command(*words)}")
+    return Tool(act, PROGRAM, add_options, RuntimeError)(words[:end])
 
 
-def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: str, command: str) -> None:
-    for config in options.config:
-        config_path(config)
+def _measure(options: argparse.Namespace, fit_options: Sequence[str], command: str) -> None:
     # after the options are read: a typing mistake is answered without waiting for torch
     import torch
 
-    from lightning_llm.bench.harness import Bench, Request
-    from lightning_llm.bench.rows import write_rows
+    from benchmarks.harness import Bench, Request
+    from benchmarks.rows import write_rows
     from lightning_llm.io.console import Console
     from lightning_llm.training.environment import keep_freed_memory
 
@@ -82,7 +79,7 @@ def _measure(options: argparse.Namespace, fit_options: Sequence[str], package: s
         raise ValueError("device cuda: there is no CUDA device; measure on cpu")
     if options.rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {options.rounds}")
-    bench: Bench = import_module(f"{package}.{options.bench.replace('-', '_')}").BENCH
+    bench: Bench = import_module(f"{MODULE}.{options.bench.replace('-', '_')}").BENCH
     _check_choice(options.bench, "--device", [options.device], bench.devices)
     _check_choice(options.bench, "--dtype", options.dtype, bench.dtypes)
     keeps_freed_memory = options.keep_freed_memory and keep_freed_memory()

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_llm.bench import same
-from lightning_llm.bench.same import EXACT, Judge, Setting
-from lightning_llm.bench.tiny_model import make_batch, tiny_config
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import MLP, SwiGLU
 from lightning_llm.model.norm import RMSNorm
+from lightning_llm.same import settings as same
+from lightning_llm.same.settings import EXACT, Judge, Setting
+from lightning_llm.same.tiny_model import make_batch, tiny_config
 
 HERE = __name__
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_llm.bench.harness import Bench, Case, Request, measure
-from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.rows import COLUMNS, Row, columns
-from lightning_llm.bench.workloads import ShapeSizes
+from benchmarks.harness import Bench, Case, Request, measure
+from benchmarks.rows import COLUMNS, Row, columns
+from benchmarks.workloads import ShapeSizes
 from lightning_llm.measure.gauges import high_water_bytes, restart_high_water
 from lightning_llm.ops.losses import linear_cross_entropy
+from lightning_llm.same.processes import in_fresh_processes
 
 CHUNKS = (4, 64)
 

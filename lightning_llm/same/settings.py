@@ -22,8 +22,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_llm.bench.processes import in_fresh_processes
-from lightning_llm.bench.tiny_model import CONTEXT, ROWS, Weights, make_batch, moved, plain_config, random_weights
 from lightning_llm.data.batches import IGNORED, Batch
 from lightning_llm.interop.hf_mapping import mapping_for
 from lightning_llm.interop.writer import export_model
@@ -35,6 +33,8 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.plain import WATCHERS
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.same.processes import in_fresh_processes
+from lightning_llm.same.tiny_model import CONTEXT, ROWS, Weights, make_batch, moved, plain_config, random_weights
 from lightning_llm.training.distributed import build_sharded
 from lightning_llm.training.module import LanguageModel
 

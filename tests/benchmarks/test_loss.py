@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
+from benchmarks.loss import added_resident_bytes
 from lightning_llm.__main__ import main
-from lightning_llm.bench.loss import added_resident_bytes
 
 
 @pytest.mark.slow

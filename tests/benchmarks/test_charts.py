@@ -2,8 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from lightning_llm.bench.plots import COLORS, color, draw_points, in_legend, panels, spread
-from lightning_llm.bench.rows import Row
+from benchmarks.charts import COLORS, color, draw_points, in_legend, panels, spread
+from benchmarks.rows import Row
 from tests.figures import overlaps, texts
 
 

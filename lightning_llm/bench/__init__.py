@@ -1,1 +1,0 @@
-"""Benches: each file measures one thing and yields rows; ``harness`` writes, tabulates and draws them."""
