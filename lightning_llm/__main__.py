@@ -30,7 +30,7 @@ IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "estimate", "p
 
 
 def help_text() -> str:
-    """What ``lightning-llm --help`` prints."""
+    """Text that ``lightning-llm --help`` prints."""
     return "\n".join(
         [
             "usage: lightning-llm COMMAND [OPTION …]\n",

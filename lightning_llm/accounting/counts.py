@@ -218,7 +218,7 @@ def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURE
 
 
 def _matrix_parameters(config: ModelConfig, measured: Measured) -> int:
-    """Of one layer."""
+    """Elements of one layer's matrices."""
     s = Dimensions.of(config, measured)
     unlisted = unlisted_parts(config)
     if "block" in unlisted:
@@ -327,7 +327,7 @@ def _attention_flops(part: MeasuredPart, reach: int) -> dict[str, int]:
 
 
 def _recomputed(config: ModelConfig, flops_of_layer: dict[str, int], level: int) -> int:
-    """What backward recomputes in one block.
+    """FLOPs that backward recomputes in one block.
 
     Checkpointing stops at the last tensor that backward needs, the input of ``down`` or of ``o``. The memory-optimized
     operator has no such place inside: it runs to its end.

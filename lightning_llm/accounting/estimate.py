@@ -21,7 +21,7 @@ HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")
 
 
 class Optimizer(NamedTuple):
-    """What an optimizer holds.
+    """Optimizer, and the state that it holds.
 
     Attributes:
         name: Of its class.
@@ -38,7 +38,7 @@ class Optimizer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What a run's cost depends on; ``training/run_config.py`` reads it from configs.
+    """Everything that a run's cost depends on; ``training/run_config.py`` reads it from configs.
 
     Attributes:
         raw: The configs as one.
@@ -76,7 +76,7 @@ class RunConfig:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about figures that no formula describes."""
+        """Notes on figures that no formula describes."""
         names = parts_to_measure(self.config)
         notes = [f"parameters and FLOPs of {kind} {name} were measured" for kind, name in names.items()]
         if name_of(self.config.mlp) == "mixture_of_experts":

@@ -30,7 +30,7 @@ IN_CONTEXT = ("attention", "block")
 
 
 def measure_parts(config: ModelConfig, precision: str, context_length: int) -> Measured:
-    """What the parts take that the accounting does not know; empty if it knows all.
+    """Measure the parts that the accounting does not know; empty if it knows all.
 
     Args:
         config: With the parts; ``vocab_size`` must be known for a loss.

@@ -39,7 +39,7 @@ def summary(plan: StepPlan, budget: str) -> str:
 
 
 def chosen_options(plan: StepPlan) -> dict[str, Any]:
-    """What a plan sets within a run, by the dotted names of its options."""
+    """Options that a plan sets within a run, by their dotted names."""
     choice = plan.choice
     return {
         "model.architecture.checkpoint_level": choice.checkpoint_level,

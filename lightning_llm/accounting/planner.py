@@ -38,7 +38,7 @@ MOST_CHOICES = 36  # of the rows of a micro-batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, and what may be chosen.
+    """Training to plan, and what may be chosen.
 
     Attributes:
         config: The model; levels and recomputation in it are ignored.

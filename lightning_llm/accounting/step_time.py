@@ -49,7 +49,7 @@ GENERIC = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What a device and its link do in a second.
+    """Rates of a device and its link, per second.
 
     Attributes:
         device: With its peaks.
@@ -177,7 +177,7 @@ def _norm_passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> 
 
 
 def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, levels: list[int]) -> Passes:
-    """Those of one layer, and what all layers that are like it repeat."""
+    """Passes of one layer, and those that recomputation repeats in all layers like it."""
     recompute, measured = config.recompute, settings.measured
     s = Dimensions.of(config, measured)
     unlisted = {
@@ -214,7 +214,7 @@ def _passes_of_width(passes: tuple[int, int], width: int) -> Passes:
 
 
 def _measured_passes(part: MeasuredPart, context_length: int, itemsize: int) -> Passes:
-    """Of a measured part per token, in forward and in all: each byte that it allocates is written and read."""
+    """Passes of a measured part per token, forward and total: each byte that it allocates is written and read."""
 
     def per_token(*measures: Affine) -> float:
         return 2 * sum(per_token + per_pair * context_length for _, per_token, per_pair in measures) / itemsize

@@ -56,7 +56,7 @@ def read_checkpoint(
 
 
 def read_outline(path: Path, needs: tuple[str, ...] = ()) -> dict[str, Any]:
-    """As :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
+    """Read like :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
     path = sharded.main_file(path) if sharded.is_folder(path) else path
     return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, needs, of_tensors=False)
 

@@ -138,7 +138,7 @@ def run_ablate(arguments: Sequence[str]) -> int:
 
 
 def _unquoted(arguments: Sequence[str]) -> str:
-    """What is wrong with a command that a shell has split, because it is not in quotes; empty: nothing."""
+    """Problem of a command that a shell has split, because it is not in quotes; empty: none."""
     words = itertools.pairwise(["", *arguments])
     own = {name: word for name, word in words if name == "--command" and " " not in word}
     others = [argument for argument in arguments if argument not in own.values()]
@@ -272,7 +272,7 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
 
 
 def _compared(options: argparse.Namespace) -> dict[str, Any]:
-    """What is compared, by the keys that a file has for it."""
+    """Baseline, variants and command of a comparison, by the keys that a file has for them."""
     given = {"baseline": options.baseline, "variants": varied(options.vary)}
     keys = {name: value for name, value in given.items() if value} | command_in(options)
     if {"against", "revisions"} & {*keys} and "baseline" in keys and "command" not in keys:

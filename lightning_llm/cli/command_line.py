@@ -60,7 +60,7 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
 
 
 def _config_path(name: str) -> str:
-    """As :func:`config_path`; a config may also be typed itself, such as ``{trainer: {max_steps: 9}}``."""
+    """Path as by :func:`config_path`, or a config that is typed itself, such as ``{trainer: {max_steps: 9}}``."""
     try:
         return config_path(name)
     except ValueError:

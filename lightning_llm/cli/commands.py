@@ -58,7 +58,7 @@ SYNTAX = (
 
 
 def help_of(word: str) -> dict[str, Any]:
-    """What the parser of a command of the Trainer says of itself."""
+    """Arguments for the parser of a command of the Trainer: usage, description and epilog."""
     command = COMMANDS[word]
     return {
         "exit_on_error": False,

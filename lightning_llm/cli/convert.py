@@ -115,7 +115,7 @@ def _boundary_options(folder: "ModelFolder") -> str:
 
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
-    """What ``fit`` would have written, without the state that only training has."""
+    """Checkpoint that ``fit`` would have written, without the state that only training has."""
     from lightning_llm.checkpoints.schema import FORMAT, own_part
     from lightning_llm.model.weights import only_finite
 

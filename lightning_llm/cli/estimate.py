@@ -112,7 +112,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
 
 
 def _step_in_words(settings: dict[str, Any]) -> str:
-    """What the figures are of, in the words of the config."""
+    """Step that the figures describe, in the words of the config."""
     device = "CPU" if settings["device"] == "cpu" else "GPU"
     words = [
         f"a step: {settings['accumulation']} × {settings['rows']} rows of {settings['context_length']} tokens",

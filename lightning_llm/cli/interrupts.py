@@ -1,4 +1,4 @@
-"""What the signals of a terminal or a system do to a command, outside of training.
+"""Signals of a terminal or a system, and what they do to a command, outside of training.
 
 Ctrl-C, SIGTERM and SIGHUP end a command with one line and status 128 plus the signal's number. The first signal raises
 ``KeyboardInterrupt``, so that cleanup runs. In a process of the command's own, two cases leave at once: a second
@@ -22,7 +22,7 @@ PROGRAM = "lightning-llm"
 
 
 class Interrupts:
-    """What signals do to a command.
+    """Handler of the signals to a command.
 
     Attributes:
         number: The newest signal, 0 before any.

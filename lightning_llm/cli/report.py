@@ -1,4 +1,4 @@
-"""What a training command prints: checks, a summary at its start; results, a sample and next commands at its end."""
+"""Output of a training command: checks, a summary at its start; results, a sample and next commands at its end."""
 
 import math
 import re

@@ -184,7 +184,7 @@ class TrainingCLI(LightningCLI):
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
 
     def _checked_execution(self) -> dict[str, Any]:
-        """What the checkpoint that ``fit`` resumes says of its device and precision, before data are prepared."""
+        """Device and precision in the checkpoint that ``fit`` resumes, before data are prepared."""
         if self.checkpoint is None:
             return {}
         if self.subcommand not in ("fit", "check"):
@@ -313,7 +313,7 @@ def cli_main(
 
 
 def run(words: Sequence[str]) -> int:
-    """As :func:`cli_main`, for the shell: returns the exit status."""
+    """Run :func:`cli_main` for the shell: returns the exit status."""
     status = 0
     try:
         cli_main(words)

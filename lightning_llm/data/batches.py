@@ -102,7 +102,7 @@ class WindowReader:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Which batches a process gets, and where.
+    """Share of a process in the batches.
 
     Attributes:
         rank: Of this process.

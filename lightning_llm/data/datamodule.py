@@ -214,7 +214,7 @@ class TokenDataModule(LightningDataModule):
                 self.trainer.accumulate_grad_batches = self.accumulation
 
     def problems(self, trainer: Any) -> Iterator[tuple[str, str]]:
-        """What ``setup`` and ``train_dataloader`` would raise with this trainer, in which nothing is started.
+        """Errors that ``setup`` and ``train_dataloader`` would raise with this trainer; nothing is started in it.
 
         Yields:
             A subject, such as ``train`` for the text of that split, and the error.

@@ -1,4 +1,4 @@
-"""Which token store the ``data.*`` options of a run mean, and whether it still matches them."""
+"""Token store that the ``data.*`` options of a run mean, and whether it still matches them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What it may cost to match a regular expression: some take hours, since they try every way to match."""
+"""Cost of matching a regular expression: some take hours, since they try every way to match."""
 
 import math
 import re
@@ -13,7 +13,7 @@ _FLAGS = re.compile(r"\(\?i\)")
 
 
 class Cost(NamedTuple):
-    """What a part of a pattern costs at one place of a run of :data:`RUN` equal characters.
+    """Cost of a part of a pattern at one place of a run of :data:`RUN` equal characters.
 
     Attributes:
         ways: In which it matches, all of which are tried if what follows does not match.
@@ -34,7 +34,7 @@ _UNKNOWN = Cost(math.inf, math.inf)
 
 
 def cost_of(pattern: str) -> Cost:
-    """What a pattern costs; infinite for unsupported syntax, such as back-references.
+    """Cost of a pattern; infinite for unsupported syntax, such as back-references.
 
     Only a repeat before something that may not match is tried in all its ways: ``a+b`` has as many as the run is
     long, ``a+a+b`` its square, but ``a+b*`` one. A search of a run of n characters takes at most n² / RUN x ``alone``.

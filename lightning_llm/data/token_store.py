@@ -69,7 +69,7 @@ FORMATS = {META: FORMAT, SHARD: f"{FORMAT}, shard"}
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What ``meta.json`` says about one split. ``bytes`` is the length of its text in UTF-8."""
+    """Split as ``meta.json`` describes it. ``bytes`` is the length of its text in UTF-8."""
 
     tokens: int
     bytes: int

@@ -1,4 +1,4 @@
-"""What a ``tokenizer.json`` may contain, checked before the library reads it, and which of our kinds it is.
+"""Checks of a ``tokenizer.json`` before the library reads it, and which of our kinds it is.
 
 The library prints its own stack trace if a file contradicts itself, and some files make it run for hours: regular
 expressions that try every way to match, replacements that double the text thirty times. So this file
@@ -217,7 +217,7 @@ def bytes_of_characters(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def kind_of(content: dict[str, Any]) -> Kind:
-    """Which of our own kinds a ``tokenizer.json`` is; ``file`` if it is none of them."""
+    """Kind of a ``tokenizer.json`` among our own ones; ``file`` if it is none of them."""
     model, splitter = content["model"], content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []
     if content.get("normalizer"):

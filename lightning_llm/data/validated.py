@@ -1,4 +1,4 @@
-"""Which windows of the validation text are validated: what ``trainer.limit_val_batches`` means for token stores.
+"""Windows of the validation text to validate: what ``trainer.limit_val_batches`` means for token stores.
 
 A whole number N stands for N × ``data.global_batch_size`` windows, a fraction for that share of all windows. They are
 spaced evenly over the whole text and depend on nothing else: not on micro-batches, devices or workers. So two runs with

@@ -103,7 +103,7 @@ def stream(
     generator: torch.Generator | None = None,
     **sampling: "Unpack[SamplingOptions]",
 ) -> Iterator[Tensor]:
-    """As :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
+    """Generate like :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
     ends = _listed(eos_token_id)
     steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends)
     rows = range(len(steps.prompts))

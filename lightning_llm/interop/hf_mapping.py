@@ -86,7 +86,7 @@ class TensorMap:
 
 
 def _of_all_classes(config: ModelConfig) -> dict[str, bool]:
-    """What every class needs, and whether a model has it. A loss is no part of what is exported."""
+    """Requirements of every class, and whether a model meets them. A loss is no part of what is exported."""
     return {
         f"attention {config.attention!r}: it has full attention": config.attention == "full",
         "layers: all of its layers are alike": config.layers is None,

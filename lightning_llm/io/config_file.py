@@ -69,7 +69,7 @@ def read_config(file: Path) -> Section:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a text of YAML stands for. Errors as in :func:`check_yaml`."""
+    """Value of a YAML text. Errors as in :func:`check_yaml`."""
     check_yaml(text)
     return yaml.load(text, Loader=_LOADER)
 

@@ -13,7 +13,7 @@ def option(default: Any, expected: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def number(default: float, expected: str, fits: Callable[[float], bool]) -> Any:
-    """As :func:`option`, for a number."""
+    """Option like :func:`option`, for a number."""
     return option(default, expected, lambda value: is_number(value) and fits(value))
 
 

@@ -1,4 +1,4 @@
-"""Whose code runs: what this process may import, and what a file from somebody else may name. No torch.
+"""Trust in code: what this process may import, and what a file from somebody else may name. No torch.
 
 An import path such as ``my_parts.MLP`` is *custom* if it leads outside this package. Files name custom classes in two
 places: configs, and the architecture of a checkpoint. There are two policies:

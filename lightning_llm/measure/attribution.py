@@ -1,4 +1,4 @@
-"""Whose bytes are live: one training step under a meter that knows the category and the module of every storage.
+"""Owners of live bytes: one training step under a meter that knows the category and the module of every storage.
 
     meter = AttributedMeter(model, optimizers, inputs=batch)
     meter.begin("forward")
@@ -108,7 +108,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         self._find_state()
 
     def timeline(self) -> Timeline:
-        """What was live during the step."""
+        """Timeline of the bytes that were live during the step."""
         rest = max(0, self._unseen - self._met)  # what was met existed before, so the allocator counted it
         events = [Event(0, rest, Owner("other", UNKNOWN))] if rest else []
         return Timeline([*events, *self._events], self._marks, self._operator)

@@ -17,7 +17,7 @@ SAMPLES = 400  # of a step
 
 @dataclasses.dataclass
 class Owner:
-    """Whose bytes they are; known when the step is over."""
+    """Owner of bytes; known when the step is over."""
 
     category: str
     module: str
@@ -33,7 +33,7 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MemorySample:
-    """What is live at one point in the step.
+    """Live bytes at one point in the step.
 
     Attributes:
         operator: Operators run so far.
@@ -105,7 +105,7 @@ class Timeline:
         return self.points(sorted(places))
 
     def points(self, places: Iterable[int]) -> list[MemorySample]:
-        """What is live after each of these events, given in order."""
+        """Live bytes after each of these events, given in order."""
         table: Counter[tuple[str, str]] = Counter()
         found, done = [], 0
         for place in places:

@@ -190,7 +190,7 @@ def _after_cache(
 
 
 def _visible(context: Context, new: int, keys: int, window: int | None) -> Tensor:
-    """Which positions of a cache the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
+    """Positions of a cache that the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
     assert context.cache is not None
     positions = context.cache.positions(new)[..., None]
     key_positions = torch.arange(keys, device=context.positions.device)
@@ -252,7 +252,7 @@ def _kernels(query: Tensor, form: str) -> AbstractContextManager[None]:
 
 
 def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> ScoreMod:
-    """What is done to the scores: the cap, and the bias of the positions."""
+    """Function that changes the scores: by the cap, and by the bias of the positions."""
     position, positions = context.position, context.positions
     key_positions = positions if context.cache is None else torch.arange(first_key, num_keys, device=positions.device)
 
@@ -287,7 +287,7 @@ def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
 
 
 def attention_kernel(config: ModelConfig, seq: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Which kernel of torch computes causal attention in training: ``cudnn``, ``flash``, ``efficient`` or ``math``.
+    """Kernel of torch for causal attention in training: ``cudnn``, ``flash``, ``efficient`` or ``math``.
 
     It depends on the versions of torch and cuDNN and on the GPU.
     """

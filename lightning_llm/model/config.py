@@ -280,7 +280,7 @@ class ModelConfig:
             )
 
     def _attention_problems(self) -> Iterator[str]:
-        """What a built-in attention cannot have."""
+        """Problems with options that a built-in attention cannot have."""
         name, position = name_of(self.attention), name_of(self.position)
         if (built_in := BUILT_IN["attention"].get(name)) is None:
             return

@@ -58,7 +58,7 @@ class KVCache:
         return steps + self.length if self.is_even else self._rows_and_ends()[1][:, None] + steps
 
     def mask(self, new: int) -> Tensor | None:
-        """Which positions the next token of each row sees, its own among them.
+        """Mask of the positions that the next token of each row sees, its own among them.
 
         Args:
             new: Number of new tokens: several only where all rows are of one length.
@@ -95,7 +95,7 @@ class KVCache:
         return self.extend(layer, "key", key), self.extend(layer, "value", value)
 
     def extend(self, layer: int, name: str, new: Tensor) -> Tensor:
-        """As :meth:`append`, for anything that a layer needs of earlier positions.
+        """Append like :meth:`append`, for anything that a layer needs of earlier positions.
 
         Args:
             layer: Index of the block.
@@ -126,7 +126,7 @@ class KVCache:
         return store[:, :, :end]
 
     def state(self, layer: int, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """What a layer carries from one call to the next, whatever the length: (batch, …), to be written in place.
+        """State of a layer from one call to the next, whatever the length: (batch, …), to be written in place.
 
         It is zero where a row is empty, and cannot go back: :meth:`set_lengths` of fewer positions does not change it.
 
@@ -150,7 +150,7 @@ class KVCache:
         self._expected = list(lengths)
 
     def is_token(self, new: int) -> Tensor | None:
-        """Which of the next ``new`` positions are no padding: (batch, new), bool; ``None``: all."""
+        """Mask of the next ``new`` positions, true where they are no padding: (batch, new), bool; ``None``: all."""
         if self._expected is None or min(self._expected) == new:
             return None
         lengths = torch.tensor(self._expected, device=self._device)

@@ -45,7 +45,7 @@ def width_factors(
 
 
 def mup_problems(mup: dict[str, Any], names: Mapping[str, str], *, ties_embeddings: bool) -> Iterator[str]:
-    """What is wrong with the options of ``mup``, or with a model that has them.
+    """Problems with the options of ``mup``, or with a model that has them.
 
     Args:
         mup: The options.

@@ -35,7 +35,7 @@ class Position(nn.Module):
         return x
 
     def prepare(self, positions: Tensor, dtype: torch.dtype) -> Any:
-        """What :meth:`rotate` needs: computed once per forward pass, used by every block.
+        """Compute what :meth:`rotate` needs: once per forward pass, used by every block.
 
         Args:
             positions: (seq,) or (batch, seq).

@@ -168,7 +168,7 @@ class Transformer(Compilable):
         documents: Tensor | None,
         state: Any,
     ) -> tuple[Tensor, Context]:
-        """What enters the first block, (batch, seq, hidden), and what all blocks share."""
+        """Input of the first block, (batch, seq, hidden), and what all blocks share."""
         position = self.embed_positions
         mask: Mask | None = None if cache is None else cache.mask(input_ids.shape[1])
         positions, spans = self._positions(input_ids, positions, cache, documents)
@@ -211,7 +211,7 @@ class Transformer(Compilable):
         return torch.stack(found).sum() if found else None
 
     def _mask_of(self, spans: Spans, dtype: torch.dtype) -> Mask:
-        """What full attention takes in all layers: made once. Only those that need a mask can drop weights."""
+        """Mask of full attention in all layers: made once. Only those that need a mask can drop weights."""
         if self.training and self.config.dropout:
             return dense_mask(spans, dtype)
         return with_blocks(spans, dtype, self.config.head_dim or 0)

@@ -110,7 +110,7 @@ def _empty_results(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
 
 
 def empty_gradients(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> list[Tensor]:
-    """Of queries, keys and values."""
+    """Empty gradients of queries, keys and values."""
     return [torch.empty_like(x) for x in (query, key, value)]
 
 

@@ -119,7 +119,7 @@ def losses_of_rows(
     tokens: int | None = None,
     padded: int | None = None,
 ) -> None:
-    """As ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias.
+    """Compute like ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias.
 
     With ``smoothing``, the first ``tokens`` columns share it. The kernel may touch ``padded`` columns of each row: it
     reads 16 bytes at once if their number is a multiple of 16.

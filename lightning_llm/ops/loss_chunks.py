@@ -112,7 +112,7 @@ def loss_and_gradients(
 
 
 class _Scales(NamedTuple):
-    """What the tokens count.
+    """Factors of the tokens in loss and gradients.
 
     Attributes:
         counted: (tokens,), whether a target is not ignored.

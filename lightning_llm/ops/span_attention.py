@@ -33,7 +33,7 @@ _Part = tuple[slice, slice, slice, slice]  # rows, key heads, queries, keys
 
 
 class Spans(NamedTuple):
-    """Which keys each query sees.
+    """Keys that each query sees.
 
     Attributes:
         start: (batch, seq), int64: the position of the first key that each query sees.
@@ -220,7 +220,7 @@ def _keys(tensor: Tensor, part: _Part) -> Tensor:
 
 
 def _masked(span_start: Tensor, queries: slice, first_key: int) -> Tensor:
-    """Which keys from ``first_key`` to the last query's position a query does not see: (rows, queries, keys)."""
+    """Keys from ``first_key`` to the last query's position that a query does not see: (rows, queries, keys)."""
     position = torch.arange(first_key, queries.stop, device=span_start.device)
     masked = position < span_start[:, queries, None]
     return masked.logical_or_(position > position[queries.start - first_key :, None])

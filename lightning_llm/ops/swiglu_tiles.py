@@ -103,7 +103,7 @@ def swiglu_backward(
 
 
 class _Work(NamedTuple):
-    """What the tiles write: the gradients, ``None`` where not needed, and buffers.
+    """Tensors that the tiles write: the gradients, ``None`` where not needed, and buffers.
 
     Attributes:
         dx: (tokens, hidden); each block of tokens writes its rows.

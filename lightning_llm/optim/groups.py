@@ -144,7 +144,7 @@ def check_coverage(module: nn.Module, groups: Iterable[ParamGroup]) -> None:
 
 
 def _labels(module: nn.Module, heads: Collection[str]) -> dict[nn.Parameter, list[str]]:
-    """What a pattern may match: of each trainable parameter its group, its names, and those of modules that hold it."""
+    """Labels of each trainable parameter for patterns: its group, its names, and those of modules that hold it."""
     modules = list(module.named_modules(remove_duplicate=False))
     tables = [inner for _, inner in modules if isinstance(inner, nn.Embedding | nn.EmbeddingBag)]
     embedded = {param for table in tables for param in table.parameters(recurse=False)}

@@ -196,7 +196,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
 
 @cache
 def fastest_dtype(device: torch.device) -> torch.dtype:
-    """Of matmuls on a device: bfloat16, but float32 where the hardware does not multiply bfloat16.
+    """Fastest dtype of matmuls on a device: bfloat16, but float32 where the hardware does not multiply bfloat16.
 
     torch multiplies it there one number at a time: on a CPU with AVX2 alone, the Shakespeare model's optimizer step
     takes 18 times as long as in float32, and its whole training step 3.5 times.

@@ -58,7 +58,7 @@ def list_runs(names: Iterable[str]) -> list[ListedRun]:
 
 
 def look_at(path: Path, folder: Path) -> ListedRun:
-    """What is known of a run.
+    """Entry of a run in the list.
 
     Args:
         path: Its directory.

@@ -69,7 +69,7 @@ def unfinished(run: Path) -> str | None:
 
 
 def run_state(run: Path) -> RunState:
-    """What ``status.json`` and the names of the other files say about a run."""
+    """State of a run, from ``status.json`` and the names of the other files."""
     facts: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         content = read_json(run / STATUS)

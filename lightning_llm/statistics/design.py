@@ -36,7 +36,7 @@ TOGETHER = 5
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What an interval says.
+    """Answer of an interval.
 
     Attributes:
         direction: ``better``, ``worse`` or ``not shown``.
@@ -122,7 +122,7 @@ class Design:
         return all_looks[bisect_left(all_looks, pairs)]
 
     def answer(self, low: float, high: float, pairs: int) -> Answer:
-        """What an interval of this many pairs says."""
+        """Answer of an interval of this many pairs."""
         if pairs < FEWEST:
             return Answer(NOT_SHOWN, None if self.delta is None else NOT_SHOWN)
         direction = WORSE if low > 0 else BETTER if high < 0 else NOT_SHOWN

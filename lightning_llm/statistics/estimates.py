@@ -44,7 +44,7 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """Of a two-sided t test, ``2 P(T ≥ |t|)``."""
+        """P-value of a two-sided t test, ``2 P(T ≥ |t|)``."""
         return float(two_sided(self.t(), self.freedom))
 
     def interval(self, critical: float) -> tuple[float, float] | None:

@@ -161,7 +161,7 @@ def fit_curve(x: Array, means: Array, errors: Array, target: float, ratio: float
 
 
 def answer(interval: Interval, direction: int, delta: float | None) -> Answer:
-    """What an interval at the target says of a difference at the largest size.
+    """Answer of an interval at the target to a difference at the largest size.
 
     Args:
         interval: Of the mean at the target.

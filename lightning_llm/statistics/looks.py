@@ -99,7 +99,7 @@ class PlannedLook:
 
     @property
     def share(self) -> float:
-        """Of alpha, that this look spends."""
+        """Share of alpha that this look spends."""
         return self.spent[self.number] - (self.spent[self.number - 1] if self.number else 0.0)
 
 
@@ -120,7 +120,7 @@ class ShortLook:
 
     @property
     def name(self) -> str:
-        """That of the planned look."""
+        """Name of the planned look."""
         return self.planned.name
 
     def critical(self, alpha: float) -> float:

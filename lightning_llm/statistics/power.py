@@ -1,4 +1,4 @@
-"""What a design will find: simulated before the first run, and given the pairs that are there.
+"""Power of a design: simulated before the first run, and given the pairs that are there.
 
 Differences are normal here. Their sum over ``b`` pairs is normal, and the sum of their squared deviations from the mean
 is chi-squared with ``b - 1`` degrees of freedom, so no single difference is drawn.
@@ -21,7 +21,7 @@ _WORDS = (EQUIVALENT, BETTER, WORSE, UNDECIDED)  # in the order in which they ar
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """What an experiment finds at one true difference.
+    """Outlook of an experiment at one true difference.
 
     Attributes:
         difference: The true one.
@@ -51,7 +51,7 @@ class Outlook:
 
 
 def outlook(design: Design, difference: float, sd: float) -> Outlook:
-    """What planned looks find.
+    """Outlook of planned looks.
 
     Args:
         design: With looks.

@@ -1,4 +1,4 @@
-"""What the t test takes for granted, checked: signs, median, skewness and outliers of the differences.
+"""Checks of what the t test takes for granted: signs, median, skewness and outliers of the differences.
 
 The t test rests on differences that are about symmetric. A variant that changes nothing has such differences, because
 then each is as likely to be ``-d`` as ``d``. One that changes the *shape* has not: a variant that is a little better in

@@ -19,7 +19,7 @@ AUXILIARY_LOSS = "auxiliary_loss"
 
 
 class Loss(NamedTuple):
-    """What a loss is, and its unit."""
+    """Title of a loss, and its unit."""
 
     title: str
     unit: str

@@ -177,7 +177,7 @@ class LanguageModel(LightningModule):
         return self.transformer.logits(self.transformer(input_ids))
 
     def loss(self, batch: Batch) -> Tensor:
-        """What training minimizes, of one batch: the mean of ``architecture.loss`` and what MLPs add, in float32.
+        """Loss that training minimizes, of one batch: the mean of ``architecture.loss`` and what MLPs add, in float32.
 
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside;

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before the first step. All errors are found before any is reported."""
+"""Checks before the first step. All errors are found before any is reported."""
 
 import dataclasses
 import importlib.util
@@ -240,7 +240,7 @@ def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
 
 
 def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
-    """Those of ``init_from``, if they exist: a resumed run does not need them."""
+    """Check the weights of ``init_from``, if they exist: a resumed run does not need them."""
     init_from = getattr(model, "init_from", None)
     if init_from is not None and Path(init_from).exists():
         try:
@@ -267,7 +267,7 @@ def _initial_values(model: Any) -> Iterator[Check]:
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
-    """What ``torch.compile`` needs at the first step."""
+    """Check what ``torch.compile`` needs at the first step."""
     mode = getattr(model, "compile_mode", None)
     for problem in _compile_problems(model, trainer):
         yield Check("compiled", f"as one: {model.compile_scope}", problem)
@@ -384,7 +384,7 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
 
 
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
-    """Of what is allocated all the time; activations come on top."""
+    """Check the memory for what is allocated all the time; activations come on top."""
     device = trainer.strategy.root_device
     available = device_memory(device)
     if available is None:

@@ -44,7 +44,7 @@ SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Which run, on which device: configs, and what takes the place of their values where it is given."""
+    """Options of a run and its device: configs, and what overrides their values where it is given."""
 
     config: Sequence[str]
     device: str | None = None
@@ -213,7 +213,7 @@ def _vocab_size_of_run(config: Path) -> int | None:
 
 
 def _optimizer(raw: Section, options: RunOptions, config: ModelConfig, precision: str, measured: Measured) -> Optimizer:
-    """What a RunConfig says about the optimizer and its state."""
+    """Optimizer of a RunConfig and its state."""
     path, arguments = class_of(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
     is_known = name in STATE_PER_PARAMETER and ("." not in path or path.startswith((OWN, OF_TORCH)))
@@ -248,7 +248,7 @@ def _measured_state(path: str, arguments: Section, config: ModelConfig, precisio
 
 
 def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:
-    """What tensors do not get; ``reserve`` is --reserve."""
+    """Memory that tensors do not get; ``reserve`` is --reserve."""
     size = text_of(raw, "model.memory_reserve")
     if reserve is None and size is not None:
         reserve = byte_size(size, "model.memory_reserve")

@@ -173,7 +173,7 @@ class Trainer(pl.Trainer):
             self.run_directory.close()
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """As Lightning's; of a schedule-free optimizer, the weights are those to evaluate."""
+        """Save like Lightning; of a schedule-free optimizer, the weights are those to evaluate."""
         with evaluated(self):
             super().save_checkpoint(*args, **kwargs)
 
@@ -275,7 +275,7 @@ def _precision_for(precision: Any, accelerator: Any) -> tuple[Any, str]:
 
 
 def _run_directory_for(logger: Any, root: str, run_dir: str | None) -> RunDirectory:
-    """That of a logger that chooses it, or a new one in ``root``; named, if ``run_dir`` names it."""
+    """Directory of a logger that chooses it, or a new one in ``root``; named, if ``run_dir`` names it."""
     chosen = (one.run for one in _listed(logger) if isinstance(one, JSONLinesLogger))
     directory = next(chosen, None) or RunDirectory(root)
     if run_dir is not None:

@@ -80,7 +80,7 @@ class LatentAttention(nn.Module):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _absorbed(self, query: Tensor, latent: Tensor, rotated: Tensor, context: Context) -> Tensor:
-        """As :meth:`forward` from queries (batch, heads, 1, head_dim) and what the cache holds, without dropout."""
+        """Attention as in :meth:`forward`, from queries (batch, heads, 1, head_dim) and the cache, without dropout."""
         by_head = self.kv_proj.weight.view(self.heads, -1, self.rank)
         to_key, to_value = torch.split(by_head, [self._unrotated, self.head_dim], dim=1)  # (heads, …, rank)
         first, rest = torch.split(query, [self.rotary_dim, self._unrotated], dim=-1)

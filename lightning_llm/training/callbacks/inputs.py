@@ -256,7 +256,7 @@ def tensor_hash(tensor: Tensor) -> str:
 
 
 def _mixed(value: Any) -> Any:
-    """As the finalizer of SplitMix64, with arithmetic shifts: every bit in moves every bit out. Integers wrap."""
+    """Mix like the finalizer of SplitMix64, with arithmetic shifts: every bit in moves every bit out. Integers wrap."""
     value = (value ^ (value >> 30)) * _FIRST
     value = (value ^ (value >> 27)) * _SECOND
     return value ^ (value >> 31)

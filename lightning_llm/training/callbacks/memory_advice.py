@@ -28,7 +28,7 @@ EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
 
 
 class StepCase(NamedTuple):
-    """What a step's memory depends on."""
+    """Settings that a step's memory depends on."""
 
     config: ModelConfig
     optimizer: str
@@ -40,7 +40,7 @@ class StepCase(NamedTuple):
         return self._replace(config=config, step=dataclasses.replace(self.step, **settings))
 
     def memory(self) -> StepMemory:
-        """Of a step, without optimizer state."""
+        """Memory of a step, without optimizer state."""
         return step_memory(self.config, self.step.unshared)
 
     def work(self) -> int:

@@ -66,7 +66,7 @@ def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
 
 
 def point_report(point: MemorySample) -> Report:
-    """What is live at a point in the step: total, by category, by module, and as a table."""
+    """Live bytes at a point in the step: total, by category, by module, and as a table."""
     return {
         "bytes": point.total_bytes,
         "phase": point.phase,

@@ -46,7 +46,7 @@ class RankConsistencyCheck(Callback):
                 raise ValueError(f"the processes differ: {'; '.join(differences)}")
 
     def facts(self, data: Any) -> Facts:
-        """What this rank runs, by name."""
+        """Facts about what this rank runs, by name."""
         return {
             **{f"option {name}": value for name, value in self.options.items()},
             "data": data.state_dict().get("store") if hasattr(data, "state_dict") else None,

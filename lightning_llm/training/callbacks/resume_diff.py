@@ -1,4 +1,4 @@
-"""What differs between a resumed run and its checkpoint: it is printed, and applied.
+"""Differences between a resumed run and its checkpoint: they are printed, and applied.
 
 Lightning restores the optimizer's and the schedule's hyperparameters with their state, over those in the options. Here
 the checkpoint holds the options. If the resumed run has the same ones, the restored state is used as it is. If they

@@ -26,7 +26,7 @@ _WAITING = 1024  # losses that wait at most
 
 
 class Utilization(NamedTuple):
-    """What turns seconds per step into MFU and HFU.
+    """Conversion of seconds per step into MFU and HFU.
 
     Attributes:
         flops: Of one optimizer step, over all devices; ``None`` if unknown.
