@@ -62,7 +62,8 @@ def main(
         an interrupted run.
     """
     words = reports.begin(sys.argv[1:] if argv is None else argv)
-    command, outer_program = words[0] if words else "", interrupts.program
+    command = words[0] if words else ""
+    outer_program = interrupts.program
     interrupts.program, interrupts.command = program, command
     if argv is None:  # a process of its own
         interrupts.own_process(command)

@@ -93,7 +93,8 @@ class RunConfig:
         Raises:
             ValueError: They do not divide the global batch.
         """
-        size, world_size = self.global_batch_size, self.step.world_size
+        size = self.global_batch_size
+        world_size = self.step.world_size
         rows = rows_per_micro_batch(size, rows or None, world_size)
         return dataclasses.replace(self.step, rows=rows, accumulation=size // (rows * world_size))
 
@@ -109,7 +110,8 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
     Raises:
         ValueError: An option is wrong or not covered, or memory is too small.
     """
-    config, step = run.config, run.step_of(run.micro_batch_size)
+    config = run.config
+    step = run.step_of(run.micro_batch_size)
 
     def needed(rows: int) -> int:
         trace = memory_trace(config, dataclasses.replace(step.unshared, rows=rows))

@@ -112,7 +112,8 @@ def _larger_rows(planner: Planner, chosen: StepPlan, memory: int) -> str:
 
 
 def _cost_against(other: StepPlan, chosen: StepPlan) -> str:
-    slower, extra = other.time.seconds / chosen.time.seconds - 1, other.memory.peak - chosen.memory.peak
+    slower = other.time.seconds / chosen.time.seconds - 1
+    extra = other.memory.peak - chosen.memory.peak
     word = "more" if extra >= 0 else "less"
     return f"{slower:+.1%} of the time and {shown_size(abs(extra))} {word}"
 

@@ -173,7 +173,8 @@ class Planner:
         at = {rows: dataclasses.replace(choice, rows=rows) for rows in accumulated}
         known = [rows for rows, other in at.items() if rows in ends or self._key(other) in self._traces]
         after = bisect.bisect(known, choice.rows)
-        low, high = known[after - 1], known[after]
+        low = known[after - 1]
+        high = known[after]
         return extended(self._traced(at[low]), self._traced(at[high]), choice.rows - low, of=high - low)
 
     def _traced(self, choice: StepChoice) -> MemoryTrace:

@@ -252,7 +252,8 @@ def _nearest_shape(
         aspect = width / layers * old.num_hidden_layers / old.hidden_size
         return abs(math.log(aspect)) + abs(math.log(12 * width**2 * layers / size))
 
-    counts, problem = set[int](), ""
+    counts = set[int]()
+    problem = ""
     for fields in sorted(_shapes(old, size, given), key=distance):
         try:
             config, measured, parameters = _with_mlp(with_options(run_options, fields), size, given, measure)
@@ -306,7 +307,8 @@ def _with_mlp(
     def counted(width: int) -> tuple[ModelConfig, Measured, int]:
         intermediate = given.get(f"{ARCHITECTURE}.{name}") or width
         config = ModelConfig(**{**_get(run_options, ARCHITECTURE), name: intermediate})
-        parts, measured = parts_to_measure(config), UNMEASURED
+        parts = parts_to_measure(config)
+        measured = UNMEASURED
         if parts and measure is None:
             part = " ".join(next(iter(parts.items())))
             raise ValueError(f"{part} has no formula: its parameters can only be measured")

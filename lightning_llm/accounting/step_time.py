@@ -111,7 +111,9 @@ def step_time(config: ModelConfig, cost_model: CostModel, settings: StepSettings
     Raises:
         ValueError: As in ``step_flops``, the precision is unknown, or the device has no peak for it.
     """
-    accumulation, world_size, measured = settings.accumulation, settings.world_size, settings.measured
+    accumulation = settings.accumulation
+    world_size = settings.world_size
+    measured = settings.measured
     tokens = settings.rows * accumulation * settings.context_length
     storage, factor = item_sizes(settings.precision)
     peak = cost_model.peak(settings.precision)
@@ -160,13 +162,15 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
         loss = _measured_passes(settings.measured["loss"], settings.context_length, itemsize)[1]
     else:
         loss = LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * config.vocab_rows
-    total, repeated_total = loss + _norm_passes(config, settings, itemsize)[1], 0.0
+    total = loss + _norm_passes(config, settings, itemsize)[1]
+    repeated_total = 0.0
     levels = config.checkpoint_levels
     for group in layer_groups(config):
         of_layer = dataclasses.replace(settings, measured=group.measurements(settings.measured))
         at_levels = [levels[index] for index in group.indices]
         layer, repeated = _layer_passes(group.config, of_layer, itemsize, at_levels)
-        total, repeated_total = total + len(at_levels) * layer, repeated_total + repeated
+        total = total + len(at_levels) * layer
+        repeated_total = repeated_total + repeated
     return total, repeated_total
 
 

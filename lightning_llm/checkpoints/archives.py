@@ -29,7 +29,9 @@ FOLDER = 0x10  # MS-DOS's mark in the attributes of a part
 BLOCK = 2**20  # bytes that are read at once
 
 _PLAIN = {bool, int, float, str, bytes, torch.dtype, torch.device, type(None)}
-_DICTS, _LISTS, _TENSORS = {dict, OrderedDict, Counter}, {list, tuple, set, torch.Size}, {Tensor, nn.Parameter}
+_DICTS = {dict, OrderedDict, Counter}
+_LISTS = {list, tuple, set, torch.Size}
+_TENSORS = {Tensor, nn.Parameter}
 
 
 class Rejected(Exception):

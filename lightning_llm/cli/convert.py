@@ -105,7 +105,8 @@ def _boundary_options(folder: "ModelFolder") -> str:
     """Options of ``prepare`` for tokens around a text that the folder names in another file than tokenizer.json."""
     from lightning_llm.data.tokenizers import NO_TOKEN, Tokenizer
 
-    written, used = Tokenizer.from_file(folder.path / "tokenizer.json"), Tokenizer.from_str(folder.tokenizer or "")
+    written = Tokenizer.from_file(folder.path / "tokenizer.json")
+    used = Tokenizer.from_str(folder.tokenizer or "")
     options = ""
     if used.begin_of_text != written.begin_of_text:
         options += f" {shell_option('--begin-of-text', used.begin_of_text or NO_TOKEN)}"

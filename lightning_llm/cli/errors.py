@@ -39,7 +39,8 @@ class Reports:
 
     def begin(self, words: Sequence[str]) -> list[str]:
         """Take ``--debug`` out of the words of a command that starts."""
-        self.words, self.with_traceback = words, DEBUG in words
+        self.words = words
+        self.with_traceback = DEBUG in words
         return [word for word in words if word != DEBUG]
 
     def mistake(self, command: str, line: str) -> int:

@@ -35,7 +35,9 @@ class ImportNote(MetaPathFinder):
     """
 
     def __init__(self, program: str) -> None:
-        self._program, self._depth, self._shown = program, 0, ""
+        self._program = program
+        self._depth = 0
+        self._shown = ""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """Spec that the next finder finds, with a loader that is watched."""

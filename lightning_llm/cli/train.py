@@ -134,7 +134,8 @@ class TrainingCLI(LightningCLI):
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, self.classes["data"])
-        self.experiment, self._words = command_line.experiment_name(words), words
+        self.experiment = command_line.experiment_name(words)
+        self._words = words
         try:
             words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
             self.config = parsing.parse(parser, words)
@@ -264,7 +265,8 @@ class TrainingCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Print a JSON line for each prompt."""
-        decode, own = self.datamodule.tokenizer.decode, tokenizer_of(self.datamodule)
+        decode = self.datamodule.tokenizer.decode
+        own = tokenizer_of(self.datamodule)
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
             numbers = ids[0].tolist()
             text = decode(numbers if own is None else own.without_begin_of(numbers))

@@ -355,7 +355,8 @@ class TokenDataModule(LightningDataModule):
         """UTF-8 bytes per token of some windows of the validation text."""
         if self.tokenizer is None:
             return None
-        context, tokens = self.context_length, source.store.tokens("val")
+        context = self.context_length
+        tokens = source.store.tokens("val")
         rows = [tokens[start : start + context + 1] for start in (windows * context).tolist()]
         around, end = self.tokenizer.boundaries, source.store.eos_token_id
         no_text = {*around.before, *around.after, *(() if end is None else (end,))}

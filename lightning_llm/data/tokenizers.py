@@ -342,7 +342,8 @@ class TextStream:
         return self._utf8.decode(b"", final=True)
 
     def _rest(self, text: str) -> str:
-        rest, self._written = text[self._written :], len(text)
+        rest = text[self._written :]
+        self._written = len(text)
         return rest
 
 

@@ -103,7 +103,10 @@ class PackedStep:
         self, layer: int, attention: CausalSelfAttention, qkv: Tensor, cos_sin: tuple[Tensor, ...], mask: Tensor | None
     ) -> Tensor:
         """(batch, (heads + 2 kv_heads) × head_dim) -> (batch, heads × head_dim)."""
-        batch, heads, kv_heads, head_dim = len(qkv), self._heads, self._kv_heads, self._head_dim
+        batch = len(qkv)
+        heads = self._heads
+        kv_heads = self._kv_heads
+        head_dim = self._head_dim
         every = qkv.view(batch, heads + 2 * kv_heads, 1, head_dim)
         both, value = every[:, : heads + kv_heads], every[:, heads + kv_heads :]  # both: query and key
         if not isinstance(attention.q_norm, nn.Identity):
@@ -124,7 +127,8 @@ Function = Callable[[Tensor], Tensor]
 def _packed(*layers: nn.Linear) -> Function:
     """Linear layers with the same input as one, (batch, in) -> (batch, out of all)."""
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
+    outputs = sum(len(weight) for weight in weights)
+    inputs = weights[0].shape[1]
     if outputs > inputs:
         matrix = torch.empty(inputs, outputs, dtype=weights[0].dtype)
         torch.cat([weight.t() for weight in weights], dim=1, out=matrix)
@@ -140,7 +144,8 @@ def _packed(*layers: nn.Linear) -> Function:
 def _packed_mlp(mlp: nn.Module) -> Function:
     """An MLP, (batch, hidden) -> (batch, hidden); a class of the user's own is called as it is."""
     if isinstance(mlp, SwiGLU | MemoryOptimizedSwiGLU) and type(mlp) in (SwiGLU, MemoryOptimizedSwiGLU):
-        gate_up, down = _packed(mlp.gate_proj, mlp.up_proj), _packed(mlp.down_proj)
+        gate_up = _packed(mlp.gate_proj, mlp.up_proj)
+        down = _packed(mlp.down_proj)
 
         def gated(x: Tensor) -> Tensor:
             gate, up = gate_up(x).chunk(2, dim=-1)
@@ -148,7 +153,9 @@ def _packed_mlp(mlp: nn.Module) -> Function:
 
         return gated
     if type(mlp) is MLP:
-        up, activation, down = _packed(mlp.up_proj), mlp.activation, _packed(mlp.down_proj)
+        up = _packed(mlp.up_proj)
+        activation = mlp.activation
+        down = _packed(mlp.down_proj)
         return lambda x: down(activation(up(x)))
     return lambda x: cast(Tensor, mlp(x.unsqueeze(1)).squeeze(1))
 

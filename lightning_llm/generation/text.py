@@ -36,7 +36,8 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
             raise ValueError("stop: a stop string must have at least one character, got ''")
-        self._stops, self._held = list(stops), ""
+        self._stops = list(stops)
+        self._held = ""
         self.is_found = False
 
     def push(self, text: str) -> str:

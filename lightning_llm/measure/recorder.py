@@ -89,7 +89,9 @@ class Recorder:
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
         """A forward pass. What backward runs again is not recorded."""
-        self._records, self._calls, self._running = True, Counter(), []
+        self._records = True
+        self._calls = Counter()
+        self._running = []
         try:
             yield
         finally:

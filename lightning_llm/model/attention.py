@@ -46,7 +46,10 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert config.head_dim is not None
         assert config.num_key_value_heads is not None
-        self.layer, self.head_dim, self.dropout, self.softcap = layer, config.head_dim, config.dropout, softcap
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.dropout = config.dropout
+        self.softcap = softcap
         width, kv_width = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
@@ -148,7 +151,9 @@ def dot_product_attention(
     Returns:
         (batch, heads, seq, head_dim).
     """
-    seq, keys, mask = query.shape[-2], key.shape[-2], context.mask
+    seq = query.shape[-2]
+    keys = key.shape[-2]
+    mask = context.mask
     window = None if window is None or window >= keys else window
     if context.cache is not None and keys > seq:
         key, value, mask, window = _after_cache(key, value, context, seq, window)
@@ -263,7 +268,8 @@ def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float |
             return scores
         bias = position.score_bias(positions[..., queries], key_positions[..., keys])
         if bias is None or bias.shape[-3:] != scores.shape[1:]:
-            expected, got = tuple(scores.shape[1:]), None if bias is None else tuple(bias.shape)
+            expected = tuple(scores.shape[1:])
+            got = None if bias is None else tuple(bias.shape)
             raise ValueError(
                 f"position {type(position).__qualname__}: score_bias must return (heads, queries, keys), here "
                 f"{expected}, got {got}"
@@ -281,7 +287,8 @@ def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Span
 
 def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
     """The spans, with the blocks of FlexAttention where that computes the attention."""
-    device, seq = device_type(spans.start), spans.start.shape[1]
+    device = device_type(spans.start)
+    seq = spans.start.shape[1]
     form = sizes.attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
     return with_flex_blocks(spans) if form == "flex" else spans
 

@@ -225,7 +225,8 @@ class ModelConfig:
 
     def _type_problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
-            value, (fits, expected) = getattr(self, field.name), KINDS.get(field.type, (None, ""))
+            value = getattr(self, field.name)
+            fits, expected = KINDS.get(field.type, (None, ""))
             if fits and not fits(value):
                 yield f"{field.name} must be {expected}, got {shown(value)}"
         for kind in BUILT_IN:

@@ -35,7 +35,10 @@ class KVCache:
     def __init__(
         self, config: ModelConfig, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.max_length, self.dtype, self._device, self._batch_size = max_length, dtype, device, batch_size
+        self.max_length = max_length
+        self.dtype = dtype
+        self._device = device
+        self._batch_size = batch_size
         self._stores: list[dict[str, Tensor]] = [{} for _ in range(config.num_hidden_layers)]
         self._rows: slice | None = None  # of the stores, those that this cache has; all
         self._expected: list[int] | None = None
@@ -166,7 +169,8 @@ class KVCache:
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Set how many positions of each row are filled: fewer than were written where a prompt was padded."""
-        self.lengths, self._ends = list(lengths), None
+        self.lengths = list(lengths)
+        self._ends = None
 
     def row(self, index: int) -> "KVCache":
         """An empty cache of one row that shares this one's memory, and has a length of its own."""

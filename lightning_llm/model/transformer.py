@@ -122,7 +122,8 @@ class Transformer(Compilable):
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
-        seq, longest = input_ids.shape[1], self.config.max_position_embeddings
+        seq = input_ids.shape[1]
+        longest = self.config.max_position_embeddings
         total = seq if cache is None else cache.length + seq
         if total > longest:
             raise ValueError(f"{total} positions are more than max_position_embeddings {longest}: shorten the input")
@@ -154,7 +155,8 @@ class Transformer(Compilable):
             if isinstance(layer, Block) and layer.leaves_sum(of_block):
                 x, branch = layer.terms(x, branch, of_block)
             else:
-                x, branch = layer(_sum(x, branch), of_block), None
+                x = layer(_sum(x, branch), of_block)
+                branch = None
         if cache is not None and self.uses_cache:
             cache.advance(input_ids.shape[1])
         out: Tensor = self.norm(_sum(x, branch))

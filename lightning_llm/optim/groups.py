@@ -29,7 +29,10 @@ from lightning_llm.io.options import check_options, option, raise_all
 from lightning_llm.optim.base import ParamGroup as ParamGroup
 from lightning_llm.optim.base import group_by, is_not_negative
 
-HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS = "hidden_matrices", "matrices", "embeddings", "vectors"
+HIDDEN_MATRICES = "hidden_matrices"
+MATRICES = "matrices"
+EMBEDDINGS = "embeddings"
+VECTORS = "vectors"
 HEADS = ("lm_head",)
 TRANSFORMER = "transformer."  # of a LanguageModel: patterns leave it out
 

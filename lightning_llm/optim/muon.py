@@ -242,7 +242,8 @@ def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: ParamGroup) -> T
         return orthogonalized(stack)
     from torch.distributed.tensor import DTensor, Replicate, Shard  # half a second, which only such runs wait for
 
-    shape, by_matrix = torch.Size([len(stack), *like.shape]), [Shard(0)] * mesh.ndim
+    shape = torch.Size([len(stack), *like.shape])
+    by_matrix = [Shard(0)] * mesh.ndim
     by_row = [
         Shard(kind.dim + 1) if type(kind) is Shard else kind for kind in getattr(like, "placements", [Replicate()])
     ]

@@ -53,7 +53,8 @@ def rounding_noise(
         device: Where to compute it; the bits do not depend on it.
     """
     key = _mixed(step)
-    offset, whitener = key & 0xFFFFFFFF, torch.tensor(_signed(key >> 32), dtype=torch.int32)
+    offset = key & 0xFFFFFFFF
+    whitener = torch.tensor(_signed(key >> 32), dtype=torch.int32)
     words = []
     for start, length in ranges:
         word = torch.arange(length, dtype=torch.int32, device=device)

@@ -205,7 +205,8 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     from lightning_llm.checkpoints.reading import is_intact
 
-    best, files = run / CHECKPOINTS / BEST, _newest_first(run)
+    best = run / CHECKPOINTS / BEST
+    files = _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
     if not candidates:
         raise ValueError(f"{run} holds {BEST} alone, which is not the last state of a run: give ckpt_path 'best'")

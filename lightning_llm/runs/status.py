@@ -15,7 +15,10 @@ from lightning_llm.io.schema import BOOL, NUMBER, TEXT, by_name, check, list_of,
 from lightning_llm.io.untrusted import prefixed, read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY, step_files, step_of
 
-RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+RUNNING = "running"
+FINISHED = "finished"
+INTERRUPTED = "interrupted"
+FAILED = "failed"
 DIVERGED = "diverged"  # failed by a loss, gradient or weight that is NaN or infinite
 ENDED_EARLY = (INTERRUPTED, FAILED, DIVERGED)
 KILLED = "killed"  # in words only: a killed process writes no status

@@ -23,8 +23,13 @@ from collections.abc import Sequence
 
 from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule, ShortLook, further_looks, spending
 
-BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
-SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"
+BETTER = "better"
+WORSE = "worse"
+EQUIVALENT = "equivalent"
+UNDECIDED = "undecided"
+SMALLER = "smaller"
+LARGER = "larger"
+NOT_SHOWN = "not shown"
 FAILED_TO_TRAIN = "failed to train"  # of a run that diverged, or that is no better than chance
 # With 2, 3, 4 and 5 pairs, the 95% interval of one look reaches 9.0, 2.5, 1.6 and 1.2 standard deviations of a pair to
 # each side, and that standard deviation may be 32, 6.3, 3.7 and 2.9 times as large as it is found to be.

@@ -37,11 +37,13 @@ class Outlook:
 
     def longest(self, variants: int) -> float:
         """How many pairs the last of several variants takes on average, if they are independent."""
-        looks, previous_share = list(self.ended), 0.0
+        looks = list(self.ended)
+        previous_share = 0.0
         total = 0.0
         for look in looks:
             share = 1.0 if look == looks[-1] else self.ended[look] ** variants
-            total, previous_share = total + look * (share - previous_share), share
+            total = total + look * (share - previous_share)
+            previous_share = share
         return total
 
     @property
@@ -68,7 +70,8 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
     verdicts = np.full(PATHS, _WORDS.index(UNDECIDED))
     pairs = np.zeros(PATHS)
     is_open = np.ones(PATHS, dtype=bool)
-    ended, reached = dict[int, float](), np.zeros(PATHS, dtype=bool)
+    ended = dict[int, float]()
+    reached = np.zeros(PATHS, dtype=bool)
     for look in design.looks:
         sums = sums.extended(rng, look - sums.pairs, difference, sd)
         mean, half = sums.interval(design)
@@ -140,7 +143,8 @@ class _Sums:
     squares: Any
 
     def extended(self, rng: np.random.Generator, added: int, difference: float, sd: float) -> "_Sums":
-        comparisons, pairs = len(self.total), self.pairs
+        comparisons = len(self.total)
+        pairs = self.pairs
         increment = added * difference + rng.normal(0, sd * math.sqrt(added), comparisons)
         within = sd**2 * rng.chisquare(added - 1, comparisons) if added > 1 else 0.0
         distance = increment / added - (self.total / pairs if pairs else increment / added)

@@ -82,7 +82,8 @@ class Noise:
     @classmethod
     def of(cls, baseline: Sequence[float], variant: Sequence[float], sd: float, correlation: float | None) -> "Noise":
         """Noise, from the losses of at least two pairs."""
-        saved, pairs = estimates.seeds_saved(baseline, variant), len(baseline)
+        saved = estimates.seeds_saved(baseline, variant)
+        pairs = len(baseline)
         seeds, of_seeds = (None, None) if saved is None else (saved[0], saved[1:])
         of_correlation = None if correlation is None else estimates.correlation_interval(correlation, pairs)
         unpaired_sd = estimates.unpaired(baseline, variant).sd
@@ -188,7 +189,9 @@ class _Case:
     """
 
     def __init__(self, sample: Sample, design: Design, alpha: float) -> None:
-        self.sample, self.design, self.alpha = sample, design, alpha
+        self.sample = sample
+        self.design = design
+        self.alpha = alpha
         self.counts = _Counts(sample)
         sides = [np.array(side, dtype=np.float64) for side in (sample.baseline, sample.variant)]
         is_there = np.isfinite(sides[0])
@@ -214,8 +217,11 @@ class _Case:
         note = self._note(answer)
         warnings = self._warnings(answer)
         if self._is_by_counts(answer):
-            answer, has_ended = dataclasses.replace(answer, direction=self.counts.direction, size=None), True
-            sentence, note, warnings = self.counts.sentence, "", []
+            answer = dataclasses.replace(answer, direction=self.counts.direction, size=None)
+            has_ended = True
+            sentence = self.counts.sentence
+            note = ""
+            warnings = []
         return Verdict(
             verdict=answer.word,
             direction=answer.direction,

@@ -95,7 +95,8 @@ class ShardedStrategy(ModelParallelStrategy):
         Raises:
             ValueError: A number or kind of devices that this strategy does not support.
         """
-        world, device = self.num_nodes * self.num_processes, self.root_device
+        world = self.num_nodes * self.num_processes
+        device = self.root_device
         if device.type not in DEVICES:
             raise ValueError(f"trainer.strategy {NAME} needs devices of {' or '.join(DEVICES)}, got {device.type}")
         if self._data_parallel_size not in ("auto", world):

@@ -82,14 +82,16 @@ class JSONLinesLogger(Logger):
 
 def _cut(path: Path, entry: Mapping[str, Any]) -> None:
     """Drop the first line that is beyond ``entry``, is logged again with it, or is incomplete, and all after it."""
-    kept, now = [], entry["step"]
+    kept = []
+    now = entry["step"]
     for line in read_text(path, LARGEST).splitlines(keepends=True):
         try:
             earlier = parse_json(line, path)
             validate(earlier, _ENTRY, path, "")
         except ValueError:
             break
-        before, is_again = earlier.get("step"), (earlier.keys() & entry.keys()) - {"step"}
+        before = earlier.get("step")
+        is_again = (earlier.keys() & entry.keys()) - {"step"}
         is_later = None not in (before, now) and (before > now or (before == now and is_again))
         if is_later or not line.endswith("\n"):
             break

@@ -196,11 +196,13 @@ class LanguageModel(LightningModule):
 
     def token_losses(self, batch: Batch) -> Tensor:
         """Cross-entropy of each target in nats, (batch, seq), float32; 0 where it does not count. For evaluation."""
-        hidden, head = self._hidden(batch), self.transformer.lm_head
+        hidden = self._hidden(batch)
+        head = self.transformer.lm_head
         return CrossEntropy(self.architecture).token_losses(hidden, head, batch["targets"], self.loss_chunks)
 
     def _mean(self, objective: nn.Module, batch: Batch, weighted: bool = False) -> tuple[Tensor, Tensor]:
-        hidden, head = self._hidden(batch), self.transformer.lm_head
+        hidden = self._hidden(batch)
+        head = self.transformer.lm_head
         weights = batch.get("weights") if weighted else None
         total, count = objective(hidden, head, batch["targets"], weights=weights, num_chunks=self.loss_chunks)
         return total / count.where(count > 0, 1), count

@@ -81,7 +81,10 @@ def describe_failure(
     ``metered`` is the meter of the step, if the step was sampled; ``counters`` are bytes by phase, from the gauge.
     """
     report: Report = {"step": step, "rank": trainer.global_rank, "counters": counters}
-    where, meter, source, title = "", metered, "measured", "Live at the peak of the step, measured"
+    where = ""
+    meter = metered
+    source = "measured"
+    title = "Live at the peak of the step, measured"
     if meter is None:
         meter = AttributedMeter(pl_module, trainer.optimizers, batch)
         meter.close()
@@ -113,7 +116,8 @@ def describe_failure(
 
 def advise(case: StepCase) -> MemoryAdvice | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
-    remarks, unknown = [], parts_to_measure(case.config)
+    remarks = []
+    unknown = parts_to_measure(case.config)
     try:
         if case.step.strategy != "ddp" and case.step.world_size > 1:
             remarks.append("The estimate counts whole parameters, of which FSDP2 leaves each process a share.")
@@ -153,7 +157,10 @@ def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
 
 def candidates(case: StepCase) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
     """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
-    config, rows, chunks, exact = case.config, case.step.rows, case.step.loss_chunks, EXACT
+    config = case.config
+    rows = case.step.rows
+    chunks = case.step.loss_chunks
+    exact = EXACT
     halved = {"rows": rows // 2, "accumulation": 2 * case.step.accumulation}
     tokens = rows * case.step.context_length
     if rows > 1:

@@ -32,7 +32,8 @@ class RankConsistencyCheck(Callback):
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None, checkpoint: Path | None = None) -> None:
-        self.options, self.checkpoint = flat(options or {}), checkpoint
+        self.options = flat(options or {})
+        self.checkpoint = checkpoint
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Compare, on every rank at once.
