@@ -64,7 +64,8 @@ def main(
     words = reports.begin(sys.argv[1:] if argv is None else argv)
     command = words[0] if words else ""
     outer_program = interrupts.program
-    interrupts.program, interrupts.command = program, command
+    interrupts.program = program
+    interrupts.command = command
     if argv is None:  # a process of its own
         interrupts.own_process(command)
         if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():

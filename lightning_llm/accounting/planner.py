@@ -111,7 +111,8 @@ class Planner:
     def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
         share = rows_per_micro_batch(task.global_batch_size, None, task.step.world_size)
         parameters_by_part(task.config, task.step.measured)  # first of all, reports what was not measured
-        self.task, self._tick = task, tick
+        self.task = task
+        self._tick = tick
         if share > MOST_ROWS:
             raise ValueError(f"global_batch_size has {share} rows for each process, expected at most {MOST_ROWS}")
         self.rows = row_counts(share)

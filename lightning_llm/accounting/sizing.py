@@ -248,7 +248,8 @@ def _nearest_shape(
     """The model whose shape is nearest to the base's among those of the size."""
 
     def distance(fields: Mapping[str, int]) -> float:
-        width, layers = fields[f"{ARCHITECTURE}.hidden_size"], fields[f"{ARCHITECTURE}.num_hidden_layers"]
+        width = fields[f"{ARCHITECTURE}.hidden_size"]
+        layers = fields[f"{ARCHITECTURE}.num_hidden_layers"]
         aspect = width / layers * old.num_hidden_layers / old.hidden_size
         return abs(math.log(aspect)) + abs(math.log(12 * width**2 * layers / size))
 

@@ -169,8 +169,8 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
         of_layer = dataclasses.replace(settings, measured=group.measurements(settings.measured))
         at_levels = [levels[index] for index in group.indices]
         layer, repeated = _layer_passes(group.config, of_layer, itemsize, at_levels)
-        total = total + len(at_levels) * layer
-        repeated_total = repeated_total + repeated
+        total += len(at_levels) * layer
+        repeated_total += repeated
     return total, repeated_total
 
 

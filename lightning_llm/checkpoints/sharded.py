@@ -42,7 +42,8 @@ class Rows:
     """
 
     def __init__(self, shape: tuple[int, ...], pieces: list[tuple[int, Tensor]]) -> None:
-        self.shape, self.pieces = shape, pieces
+        self.shape = shape
+        self.pieces = pieces
 
     @property
     def dtype(self) -> torch.dtype:

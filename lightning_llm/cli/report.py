@@ -57,7 +57,8 @@ class RunReport(Callback):
     def __init__(self) -> None:
         self.console = _console()
         self._started = time.perf_counter()
-        self._first_step, self._has_trained = 0, False
+        self._first_step = 0
+        self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()

@@ -69,7 +69,8 @@ class Tool:
     ) -> None:
         self.parser = OneLineParser(prog, act.__doc__)
         add_options(self.parser)
-        self._act, self._when_interrupted = act, when_interrupted
+        self._act = act
+        self._when_interrupted = when_interrupted
         self._mistakes: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
 
     def __call__(self, words: Sequence[str]) -> int:

@@ -324,7 +324,8 @@ class TokenDataModule(LightningDataModule):
 
         With several processes, some batches may have all targets ignored (-100), so that all have the same number.
         """
-        share, size = self._share(), self._eval_batch_size()
+        share = self._share()
+        size = self._eval_batch_size()
         validation, training = [], []
         for source, windows in zip(self.sources, self.validated(self.trainer).of_sources, strict=True):
             served = batches.every_target_once(self._reader(source, "val"), size, share, windows)
@@ -390,7 +391,8 @@ class TokenDataModule(LightningDataModule):
         Raises:
             ValueError: If a store has no test split.
         """
-        share, size = self._share(), self._eval_batch_size()
+        share = self._share()
+        size = self._eval_batch_size()
         return [batches.every_target_once(self._reader(source, "test"), size, share) for source in self.sources]
 
     def predict_dataloader(self) -> EvalBatches:

@@ -203,8 +203,8 @@ def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: StartPhase) ->
     size = tokens = 0
     for document in corpus.documents(phase("counting tokens")):
         for ids, text_bytes in encode_document(tokenizer, document):
-            size = size + text_bytes
-            tokens = tokens + len(ids)
+            size += text_bytes
+            tokens += len(ids)
     return size, tokens
 
 

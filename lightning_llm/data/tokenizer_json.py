@@ -126,7 +126,7 @@ def _parts(part: Any, field: str) -> Iterable[dict[str, Any]]:
     seen = 0
     while waiting:
         part = waiting.pop(0)
-        seen = seen + 1
+        seen += 1
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in types or seen > MOST_PARTS:
             raise ValueError(f"{name} is {shown(part)[:80]}, expected at most {MOST_PARTS} of {', '.join(types)}")
@@ -161,7 +161,7 @@ def _is_small(value: Any) -> bool:
     seen = 0
     while waiting and seen < MOST_ADDED:
         each = waiting.pop()
-        seen = seen + 1
+        seen += 1
         if isinstance(each, str) and len(each) > LONGEST_TEXT:
             return False
         waiting += [*each, *each.values()] if isinstance(each, dict) else each if isinstance(each, list) else []

@@ -66,8 +66,10 @@ class PackedStep:
         config = model.config
         assert config.num_key_value_heads is not None
         assert config.head_dim is not None
-        self._model, self._cache = model, cache
-        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._model = model
+        self._cache = cache
+        self._heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads
         self._head_dim = config.head_dim
         self._layers = []
         for block in cast(Sequence[Block], model.layers):
@@ -85,7 +87,8 @@ class PackedStep:
     def __call__(self, tokens: Tensor) -> Tensor:
         """(batch,) ids -> (batch, vocab)."""
         model, cache = self._model, self._cache
-        positions, mask = cache.positions(1), cache.mask(1)
+        positions = cache.positions(1)
+        mask = cache.mask(1)
         x = F.embedding(tokens, model.embed_tokens.weight)  # (batch, hidden)
         if model.config.position == "learned":
             x = x + F.embedding(positions.reshape(-1), cast(nn.Embedding, model.embed_positions).weight)
@@ -108,7 +111,8 @@ class PackedStep:
         kv_heads = self._kv_heads
         head_dim = self._head_dim
         every = qkv.view(batch, heads + 2 * kv_heads, 1, head_dim)
-        both, value = every[:, : heads + kv_heads], every[:, heads + kv_heads :]  # both: query and key
+        both = every[:, : heads + kv_heads]  # query and key
+        value = every[:, heads + kv_heads :]
         if not isinstance(attention.q_norm, nn.Identity):
             both = torch.cat((attention.q_norm(both[:, :heads]), attention.k_norm(both[:, heads:])), dim=1)
         if cos_sin:

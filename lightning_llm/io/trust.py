@@ -76,7 +76,8 @@ def texts_in(value: object) -> Iterator[str]:
     Raises:
         ValueError: There are too many, or a class is not written as the parser reads it.
     """
-    queue, seen = [(value, 0)], dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
+    queue = [(value, 0)]
+    seen = dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
     count = 0
     for inner, level in queue:
         count += isinstance(inner, str)

@@ -135,7 +135,8 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
             self._watch(part, "excluded")
             watched = self._watched.get(id(part.untyped_storage()))
             if isinstance(watched, _Owned) and watched.category in ("temporary", "activations", "other"):
-                watched.category, watched.module = category, module
+                watched.category = category
+                watched.module = module
 
     def _find_activations(self) -> None:
         for watched in list(self._watched.values()):

@@ -110,7 +110,8 @@ class Gauge(abc.ABC):
         """One look at the counters. Nothing is waited for."""
         live, high = self.counters()
         peak = max(live, self._live, high if high != self._high else 0)
-        self._live, self._high = live, high
+        self._live = live
+        self._high = high
         return Reading(live, peak)
 
 

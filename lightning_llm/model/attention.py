@@ -55,7 +55,8 @@ class CausalSelfAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
-        self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
+        self.q_norm = build_head_norm(config)
+        self.k_norm = build_head_norm(config)
 
     def prepare(self, x: Tensor, context: Context) -> None:
         """Leave what all layers share in ``context.shared``; called before the first block.
@@ -85,7 +86,8 @@ class CausalSelfAttention(nn.Module):
         query, key, value = (
             each.view(*each.shape[:-1], -1, self.head_dim) for each in self.projections(x, context)
         )  # (batch, seq, heads, head_dim)
-        query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
+        query = self.q_norm(query).to(value.dtype)
+        key = self.k_norm(key).to(value.dtype)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (batch, heads, seq, head_dim)
         query, key = context.rotate(query, key)
         return query, key, value

@@ -74,7 +74,8 @@ def loss_and_gradients(
     tokens = targets.numel()
     vocab = weight.shape[0]
     losses = hidden.new_empty(targets.shape, dtype=wide)
-    flat_losses, flat_targets = losses.view(-1), targets.reshape(-1)
+    flat_losses = losses.view(-1)
+    flat_targets = targets.reshape(-1)
     flat_hidden = hidden.reshape(tokens, hidden.shape[-1])
 
     dtypes = [wide if dtype == torch.float16 or t is None else t.dtype for t in (hidden, weight, bias)]  # of gradients

@@ -178,7 +178,8 @@ class _GateAndDown(torch.autograd.Function):
     ) -> Tensor:
         gate, up, down, norm = weights
         ctx.save_for_backward(down, *((g, u) if saves else (x, gate, up, norm)))
-        ctx.options, ctx.saves = options, saves
+        ctx.options = options
+        ctx.saves = saves
         y = x.new_empty(x.shape, dtype=options.dtype)  # no view, see tiles.swiglu_forward
         torch.mm(tiles.gate_forward(g, u, torch.empty_like(g)), cast.t(), out=tiles.flat(y))
         return y

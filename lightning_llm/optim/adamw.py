@@ -193,7 +193,7 @@ def shard_offset(param: Any) -> int:
         if placement.is_shard(0):  # every rank has the rounded-up share until nothing is left
             share = -(-rows // param.device_mesh.size(dimension))
             skipped = min(rows, share * param.device_mesh.get_local_rank(dimension))
-            row = row + skipped
+            row += skipped
             rows = min(share, rows - skipped)
     return int(row * math.prod(param.shape[1:]))
 

@@ -17,7 +17,9 @@ VALIDATION_BATCHES = "validation_batches"
 BATCHES_AT = "batches_at"
 STEPS = "steps"
 CHANGES = "changed_on_resume"
-INITIAL_RULES, KEPT, RESIDUAL = "initial_rules", "kept", "residual"  # by name of a parameter; others follow the table
+INITIAL_RULES = "initial_rules"  # by name of a parameter; others follow the table
+KEPT = "kept"
+RESIDUAL = "residual"
 INITIAL_SCALES = "initial_scales"
 NULL_VALUES = "initial_values that the null variant redraws"  # can be excused, as can every field
 # What the null variant redraws, in this order, and what it is called

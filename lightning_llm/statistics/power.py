@@ -42,7 +42,7 @@ class Outlook:
         total = 0.0
         for look in looks:
             share = 1.0 if look == looks[-1] else self.ended[look] ** variants
-            total = total + look * (share - previous_share)
+            total += look * (share - previous_share)
             previous_share = share
         return total
 

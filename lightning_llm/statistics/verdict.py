@@ -337,8 +337,10 @@ class _Counts:
 
     def __init__(self, sample: Sample) -> None:
         base = [*sample.baseline, *sample.more_baseline]
-        self.lost, self.runs = _failed(sample.variant), len(sample.variant)
-        self.base_lost, self.base_runs = _failed(base), len(base)
+        self.lost = _failed(sample.variant)
+        self.runs = len(sample.variant)
+        self.base_lost = _failed(base)
+        self.base_runs = len(base)
         self.base = "the baseline and the null variant" if sample.more_baseline else "the baseline"
 
     @property

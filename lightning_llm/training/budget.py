@@ -80,7 +80,8 @@ class MemoryBudget:
                 plan = choose(Planner(task), int(min(self.bytes, _memory_limit(trainer.strategy.root_device))))
             if self.plan is None:  # later, the options are those of an earlier plan
                 self._overridden = _overridden(model, data, plan)
-            self.plan, self._task = plan, task
+            self.plan = plan
+            self._task = task
             model.architecture = configured(model.architecture, plan.choice)
             model.loss_chunks = plan.choice.loss_chunks
         if self.plan is not None:

@@ -140,7 +140,8 @@ class _Recording:
     """
 
     def __init__(self, model: Any, batch: Batch, graphs: Graphs) -> None:
-        self._model, self._graphs = model, graphs
+        self._model = model
+        self._graphs = graphs
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._inputs = {name: tensor.clone() for name, tensor in batch.items()}
         self._anchor = torch.zeros((), device=model.device, requires_grad=True)  # lets autograd call the backward pass
@@ -247,7 +248,8 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, recording: _Recording, chosen: _Pass) -> Tensor:
-        ctx.recording, ctx.chosen = recording, chosen
+        ctx.recording = recording
+        ctx.chosen = chosen
         chosen.replay_forward()
         return chosen.loss.clone()
 

@@ -41,7 +41,8 @@ class JSONLinesLogger(Logger):
         folder = f"version_{version}" if isinstance(version, int) else version
         self.run = RunDirectory(save_dir, name, folder)
         self._given = None if folder is None else Path(save_dir, name, folder)
-        self._version, self._name = version, name
+        self._version = version
+        self._name = name
         self._is_open = False
 
     @property

@@ -104,7 +104,8 @@ class LanguageModel(LightningModule):
         self.schedule = restored_schedule(schedule)
         self.groups = [rule if isinstance(rule, GroupRule) else GroupRule(**rule) for rule in groups or ()]
         self.loss_chunks = loss_chunks
-        self.compile_mode, self.compile_scope = compile_mode, compile_scope
+        self.compile_mode = compile_mode
+        self.compile_scope = compile_scope
         self.init_from = init_from
         self._has_loaded = False  # weights of a file
         parts: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}

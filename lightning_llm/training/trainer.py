@@ -103,7 +103,8 @@ class Trainer(pl.Trainer):
         listed = _listed(callbacks)
         check_options(kwargs, listed)
         self.checks: list[Check] = []
-        self.tf32, self.capture = tf32, capture
+        self.tf32 = tf32
+        self.capture = capture
         check_accelerator(accelerator)
         precision, self.precision_reason = _precision_for(precision, accelerator)
         self.run_directory = _run_directory_for(logger, default_root_dir, run_dir)

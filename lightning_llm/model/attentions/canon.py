@@ -29,7 +29,8 @@ class CausalConvolution(nn.Conv1d):
 
     def __init__(self, channels: int, width: int, *, layer: int, name: str) -> None:
         super().__init__(channels, channels, width, groups=channels, bias=False)
-        self.layer, self.name = layer, name
+        self.layer = layer
+        self.name = name
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # type: ignore[override]
         """(batch, seq, channels) -> (batch, seq, channels)."""

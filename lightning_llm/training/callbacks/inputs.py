@@ -153,7 +153,8 @@ class InputHashes(Callback):
             checkpoint["callbacks"][self.state_key] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.initial_values, self.batches = state_dict[INITIAL_VALUES], state_dict[BATCHES]
+        self.initial_values = state_dict[INITIAL_VALUES]
+        self.batches = state_dict[BATCHES]
         self.batches_at = {int(step): value for step, value in state_dict.get(BATCHES_AT, {}).items()}
         self.initial_rules = state_dict.get(INITIAL_RULES)
         self.initial_scales = state_dict.get(INITIAL_SCALES, {})

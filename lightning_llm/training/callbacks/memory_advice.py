@@ -123,7 +123,8 @@ def advise(case: StepCase) -> MemoryAdvice | None:
             remarks.append("The estimate counts whole parameters, of which FSDP2 leaves each process a share.")
         if unknown:
             case = case.change(measured=measure_parts(case.config, case.step.precision, case.step.context_length))
-        memory, work = case.memory(), case.work()
+        memory = case.memory()
+        work = case.work()
     except (ValueError, RuntimeError):
         return None
     savings = []
@@ -194,7 +195,8 @@ def _muon(case: StepCase, work: int) -> Saving:
     matrices = Dimensions.of(config).matrices().values()
     shapes = [(min(shape), max(shape)) for shapes_of_part in matrices for shape in shapes_of_part.values()]
     extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
-    note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
+    note = "changes the training, tune the learning rate"
+    setting = "model.optimizer lightning_llm.optim.MuonAdamW"
     extra_work = config.num_hidden_layers * extra / sharers / (step.rows * step.accumulation * work)
     return Saving(setting, saved, extra_work, note)
 
