@@ -30,7 +30,7 @@ IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "estimate", "p
 
 
 def help_text() -> str:
-    """What ``lightning-llm --help`` prints."""
+    """Text that ``lightning-llm --help`` prints."""
     return "\n".join(
         [
             "usage: lightning-llm COMMAND [OPTION …]\n",
@@ -62,8 +62,10 @@ def main(
         an interrupted run.
     """
     words = reports.begin(sys.argv[1:] if argv is None else argv)
-    command, outer_program = words[0] if words else "", interrupts.program
-    interrupts.program, interrupts.command = program, command
+    command = words[0] if words else ""
+    outer_program = interrupts.program
+    interrupts.program = program
+    interrupts.command = command
     if argv is None:  # a process of its own
         interrupts.own_process(command)
         if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():

@@ -10,7 +10,7 @@ _IMPORT = re.compile(r"^    from (lightning_llm[\w.]*) import (\w+|\*)(?: as (\w
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """What a package's ``__init__`` assigns to ``__getattr__, __dir__, __all__``. Its modules are attributes too.
+    """Values for a package's ``__getattr__, __dir__, __all__`` in its ``__init__``. Its modules are attributes too.
 
     The names are those that its block for type checkers imports. With an import of ``*``, they include all public
     functions and classes that the module defines, and the package does not assign ``__all__``.

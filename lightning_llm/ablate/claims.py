@@ -1,4 +1,4 @@
-"""Which worker has which run: files that only one process can create, on any file system, with a heartbeat.
+"""Claims of workers on runs: files that only one process can create, on any file system, with a heartbeat.
 
 A claim on a run is the file ``claims/RUN.N``, created with ``O_EXCL``. Its holder renews the file's time; a claim that
 was not renewed for ``STALE_S`` is stale, and whoever creates ``claims/RUN.N+1`` has the run. Of several workers that

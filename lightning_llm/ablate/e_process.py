@@ -1,4 +1,4 @@
-"""Which runs a comparison needs that stops by an e-process, and how it stands. Pure functions of plan and runs.
+"""Runs that a comparison with an e-process needs, and its state. Pure functions of plan and runs.
 
 It has one variant: an idea of a stream. The rule is that of ``statistics.stream``. Pairs come in the order of their
 seeds; those that confirm the idea have seeds of their own. Workers that are free begin pairs ahead; what was trained

@@ -23,7 +23,9 @@ from lightning_llm.io.records import read_record, write_record
 from lightning_llm.io.shell import shell_path
 from lightning_llm.statistics.extrapolation import FEWEST_SIZES, MOST_BEYOND
 
-LADDER, SIZES, PREDICTIONS = "ladder.json", "sizes", "predictions"
+LADDER = "ladder.json"
+SIZES = "sizes"
+PREDICTIONS = "predictions"
 VERSION = 2  # of ladder.json
 
 

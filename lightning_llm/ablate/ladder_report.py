@@ -345,7 +345,8 @@ def draw(axes: Sequence[Any], report: Mapping[str, Any]) -> None:
         color = COLORS[index % len(COLORS)]
         shift = 1.04 ** (index - (count - 1) / 2)
         rows = [row for row in variant["sizes"] if row["difference"] is not None]
-        x, y = [row["compute"] * shift for row in rows], [row["difference"] for row in rows]
+        x = [row["compute"] * shift for row in rows]
+        y = [row["difference"] for row in rows]
         ends = [row["interval"] or [row["difference"]] * 2 for row in rows]
         halves = abs(np.reshape(ends, (-1, 2)).T - y)
         axis.errorbar(x, y, yerr=halves, fmt="o-", ms=5, capsize=3, lw=1, color=color, label=printable(name))

@@ -7,7 +7,9 @@ The baseline counts as a variant.
 every program can make one; that of ``fit`` is ``ablate.fit.null_variant``.
 """
 
-BASELINE, AGAIN, NULL = "baseline", "baseline-again", "null"
+BASELINE = "baseline"
+AGAIN = "baseline-again"
+NULL = "null"
 PLAN = "plan.json"  # in the folder of an experiment
 STREAM = "stream.json"  # in the folder of a stream, whose ideas are experiments below it
 

@@ -109,7 +109,8 @@ class Verdicts(Mapping[str, Verdict]):
         """The table in LaTeX; it needs the package booktabs."""
         head, rows = words.verdict_table(self.report)
         first, *others = (f"{' & '.join(map(_in_latex, line))} \\\\" for line in (head, *rows))
-        begin, end = f"\\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}", "\\end{tabular}"
+        begin = f"\\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}"
+        end = "\\end{tabular}"
         return "\n".join([begin, "\\toprule", first, "\\midrule", *others, "\\bottomrule", end])
 
     def plot(self, path: str | Path | None = None) -> Any:

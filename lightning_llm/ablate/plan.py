@@ -28,8 +28,12 @@ from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import MIB, read_bytes
 from lightning_llm.runs.code import code_in
 
-EXTENSIONS, CONFIGS, CODE = "extensions.json", "configs", "code"
-RUNS, LOGS, REPORT = "runs", "logs", "report.json"
+EXTENSIONS = "extensions.json"
+CONFIGS = "configs"
+CODE = "code"
+RUNS = "runs"
+LOGS = "logs"
+REPORT = "report.json"
 DIFFS = "diffs"  # what each variant changes, if they are revisions of a repository
 REUSED_FROM = "reused_from"  # in the folder of a run whose files are links: the name of the experiment that has it
 LARGEST_FILE = 256 * MIB  # of code

@@ -240,7 +240,8 @@ def _fields(experiment: Experiment) -> dict[str, Any]:
 def _changed_option(plan: Plan, draft: Draft) -> str:
     """The first option of a variant that differs from the plan's, in words."""
     for name, options in draft.options.items():
-        old_options, new_options = flat_options(read_config(plan.config(name))), flat_options(options)
+        old_options = flat_options(read_config(plan.config(name)))
+        new_options = flat_options(options)
         matched = [f"{option}." for option in plan.variants[name].matched]
         for option in sorted(old_options.keys() | new_options.keys()):
             old, new = (shown(each.get(option)) for each in (old_options, new_options))

@@ -46,7 +46,8 @@ class Display:
             self._ended_before = set(results)
         elif results.keys() == self._shown_runs:
             return
-        new, self._shown_runs = results.keys() - (self._shown_runs or self._ended_before), set(results)
+        new = results.keys() - (self._shown_runs or self._ended_before)
+        self._shown_runs = set(results)
         state = self._plan.state(losses_of(results))
         ended = len(results) - len(self._ended_before)
         left_s = (time.monotonic() - self._start_s) / ended * len(state.needed) if ended else None

@@ -139,7 +139,8 @@ def warnings_of(design: Design, spread: float) -> list[str]:
 
 def _delta_for(design: Design, spread: float) -> float:
     """The smallest delta for which no difference is found to be smaller in most experiments."""
-    low, high = 0.0, 20 * spread
+    low = 0.0
+    high = 20 * spread
     for _ in range(12):
         middle = (low + high) / 2
         expected = outlook(Design(design.alpha, design.looks, middle, design.half_width), 0.0, spread)

@@ -37,7 +37,10 @@ from lightning_llm.io.untrusted import MIB, read_text
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
 from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
 
-IDEAS, VERDICT, FIRST, CURRENT = "ideas", "verdict.json", "first.yaml", "baseline.yaml"
+IDEAS = "ideas"
+VERDICT = "verdict.json"
+FIRST = "first.yaml"
+CURRENT = "baseline.yaml"
 ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
 FINAL = "final.json"  # in a stream that takes no more ideas: how many it has
 MOST_IDEAS = 9_999

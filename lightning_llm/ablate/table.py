@@ -17,8 +17,11 @@ from typing import Any
 
 from lightning_llm.io.untrusted import MIB, parse_json, read_text, shown
 
-LARGEST, MOST_ROWS = 64 * MIB, 1 << 18
-VARIANT, SEED, LOSS = ("variant", "group"), "seed", "loss"
+LARGEST = 64 * MIB
+MOST_ROWS = 1 << 18
+VARIANT = ("variant", "group")
+SEED = "seed"
+LOSS = "loss"
 NEGATED = "-"  # before a metric of which higher is better
 LAYOUT = "a table has the columns variant, seed, and a metric, or one column per variant"
 JSON_LINES = (".jsonl", ".ndjson")

@@ -129,7 +129,7 @@ def not_reused(seen: Mapping[str, list[int]], runs: Mapping[str, str], seeds: Se
 
 
 def reused_lines(runs: Mapping[str, str]) -> list[str]:
-    """Which runs other experiments have trained, from the names of the experiments by those of the runs."""
+    """Lines that say which runs other experiments have trained; ``runs`` maps each run to its experiment."""
     seeds: dict[str, dict[str, list[int]]] = {}
     for run, source in runs.items():
         name, _, seed = run.rpartition(",seed=")
@@ -142,7 +142,7 @@ def reused_lines(runs: Mapping[str, str]) -> list[str]:
 
 
 def left_lines(reused: Mapping[str, str], ended: int, needed: int) -> list[str]:
-    """Which runs are reused, and how many are left to train; none: nothing is reused."""
+    """Lines that say which runs are reused, and how many are left to train; empty if nothing is reused."""
     lines = [f"{needed} of {ended + needed} runs are left to train."] if reused and needed else []
     return reused_lines(reused) + lines
 

@@ -152,7 +152,8 @@ def parameter_terms(config: ModelConfig, measured: Measured = UNMEASURED) -> dic
 
 def _layer_terms(group: LayerGroup, measured: Measured) -> dict[str, list[Count]]:
     """The parameters of all layers of a group, by part."""
-    config, unlisted = group.config, unlisted_parts(group.config)
+    config = group.config
+    unlisted = unlisted_parts(group.config)
     s = dataclasses.replace(Dimensions.of(config, measured), layers=Count(len(group.indices), group.letter))
 
     def all_layers(kind: str) -> list[Count]:
@@ -218,7 +219,7 @@ def hidden_matrix_parameters(config: ModelConfig, measured: Measured = UNMEASURE
 
 
 def _matrix_parameters(config: ModelConfig, measured: Measured) -> int:
-    """Of one layer."""
+    """Elements of one layer's matrices."""
     s = Dimensions.of(config, measured)
     unlisted = unlisted_parts(config)
     if "block" in unlisted:
@@ -271,7 +272,8 @@ def step_flops(config: ModelConfig, *, tokens: int, context_length: int, measure
     """
     s = Dimensions.of(config, measured)
     windows, levels = config.attention_windows, config.checkpoint_levels
-    in_layers, recomputed = Counter[str](), 0
+    in_layers = Counter[str]()
+    recomputed = 0
     for group in layer_groups(config):
         for (window, level), count in Counter((windows[layer], levels[layer]) for layer in group.indices).items():
             reach = min(context_length, window or context_length)
@@ -327,12 +329,13 @@ def _attention_flops(part: MeasuredPart, reach: int) -> dict[str, int]:
 
 
 def _recomputed(config: ModelConfig, flops_of_layer: dict[str, int], level: int) -> int:
-    """What backward recomputes in one block.
+    """FLOPs that backward recomputes in one block.
 
     Checkpointing stops at the last tensor that backward needs, the input of ``down`` or of ``o``. The memory-optimized
     operator has no such place inside: it runs to its end.
     """
-    is_block, mlp = config.recompute == "block", parts.KNOWN_MLPS.get(name_of(config.mlp))
+    is_block = config.recompute == "block"
+    mlp = parts.KNOWN_MLPS.get(name_of(config.mlp))
     runs_to_end = mlp is not None and mlp.is_one_operator
     # inside the operator, also where the block around it is recomputed
     flops = flops_of_layer["mlp_in"] if level else 0

@@ -21,7 +21,7 @@ HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")
 
 
 class Optimizer(NamedTuple):
-    """What an optimizer holds.
+    """Optimizer, and the state that it holds.
 
     Attributes:
         name: Of its class.
@@ -38,7 +38,7 @@ class Optimizer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What a run's cost depends on; ``training/run_config.py`` reads it from configs.
+    """Everything that a run's cost depends on; ``training/run_config.py`` reads it from configs.
 
     Attributes:
         raw: The configs as one.
@@ -76,7 +76,7 @@ class RunConfig:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about figures that no formula describes."""
+        """Notes on figures that no formula describes."""
         names = parts_to_measure(self.config)
         notes = [f"parameters and FLOPs of {kind} {name} were measured" for kind, name in names.items()]
         if name_of(self.config.mlp) == "mixture_of_experts":
@@ -93,7 +93,8 @@ class RunConfig:
         Raises:
             ValueError: They do not divide the global batch.
         """
-        size, world_size = self.global_batch_size, self.step.world_size
+        size = self.global_batch_size
+        world_size = self.step.world_size
         rows = rows_per_micro_batch(size, rows or None, world_size)
         return dataclasses.replace(self.step, rows=rows, accumulation=size // (rows * world_size))
 
@@ -109,7 +110,8 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
     Raises:
         ValueError: An option is wrong or not covered, or memory is too small.
     """
-    config, step = run.config, run.step_of(run.micro_batch_size)
+    config = run.config
+    step = run.step_of(run.micro_batch_size)
 
     def needed(rows: int) -> int:
         trace = memory_trace(config, dataclasses.replace(step.unshared, rows=rows))

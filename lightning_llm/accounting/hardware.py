@@ -1,4 +1,4 @@
-"""What hardware can do: peaks of known devices, and the precision that ``trainer.precision: auto`` means on one.
+"""Peaks of known devices, and the precision that ``trainer.precision: auto`` means on one.
 
 Peaks are dense matmul FLOPs per second by dtype and bandwidth, each from its maker's data sheet. A device that is not
 listed has no peak here: no guess is made from a similar name. Figures with sparsity, which sheets print first, are
@@ -139,7 +139,7 @@ class Reserve:
 
 
 def reserve_for(device_type: str, world_size: int = 1, reserve: int | None = None) -> Reserve:
-    """What a plan leaves free.
+    """Memory that a plan leaves free.
 
     Args:
         device_type: ``cuda``; on a ``cpu`` it is nothing.

@@ -30,7 +30,7 @@ IN_CONTEXT = ("attention", "block")
 
 
 def measure_parts(config: ModelConfig, precision: str, context_length: int) -> Measured:
-    """What the parts take that the accounting does not know; empty if it knows all.
+    """Measure the parts that the accounting does not know; empty if it knows all.
 
     Args:
         config: With the parts; ``vocab_size`` must be known for a loss.
@@ -77,7 +77,9 @@ def _measured(kind: str, alike: LayerGroup, precision: str, dtype: torch.dtype, 
 
 def _cases(kind: str, alike: LayerGroup, seq: int, precision: str, dtype: torch.dtype) -> list[dict[str, float]]:
     """The figures of one row and of two, and of one row of half the length, for the second of several layers."""
-    config, first_index, second_index = alike.config, alike.indices[0], alike.indices[:2][-1]
+    config = alike.config
+    first_index = alike.indices[0]
+    second_index = alike.indices[:2][-1]
     part, norm = (in_dtype(_built(*args), dtype) for args in ((kind, config, second_index), ("norm", config, 0)))
     has_earlier = kind in IN_CONTEXT and first_index != second_index
     first = in_dtype(_built(kind, config, first_index), dtype) if has_earlier else part
@@ -135,7 +137,8 @@ def _call(kind: str, part: Any, head: nn.Module, x: Tensor, context: Context) ->
 def _figures(call: Callable[[], Tensor], modules: list[nn.Module], x: Tensor, precision: str) -> dict[str, float]:
     """Bytes saved for backward, temporaries of forward and of backward, and FLOPs of forward."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
-    counter, autocast = FlopCounterMode(display=False), torch.autocast("cpu", enabled=precision == "bf16-mixed")
+    counter = FlopCounterMode(display=False)
+    autocast = torch.autocast("cpu", enabled=precision == "bf16-mixed")
     with MemoryMeter(exclude=[x, *modules]) as meter:
         with meter.phase("forward") as forward, counter, autocast:
             y = call()
@@ -155,7 +158,8 @@ def _figures(call: Callable[[], Tensor], modules: list[nn.Module], x: Tensor, pr
 def _affine(figures: list[float], seq: int) -> Affine:
     """From one row and two of ``seq`` tokens, and one of half as many: exact for any rows of that length."""
     one, two, shorter = figures
-    of_row, half = two - one, seq // 2
+    of_row = two - one
+    half = seq // 2
     fixed = one - of_row
     per_pair = (of_row * half / seq - (shorter - fixed)) / (half * (seq - half))
     return fixed, of_row / seq - seq * per_pair, per_pair

@@ -183,7 +183,9 @@ def most_rows(needed: Callable[[int], int], memory: int) -> int:
 
     Bytes grow nearly evenly with rows, so each guess follows from the slope between the last two.
     """
-    rows, size, too_many = 1, needed(1), MOST_ROWS + 1
+    rows = 1
+    size = needed(1)
+    too_many = MOST_ROWS + 1
     if size > memory:
         raise too_little(memory, size, " for one row")
     per_row = max(1, needed(2) - size)

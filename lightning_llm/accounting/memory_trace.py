@@ -1,4 +1,4 @@
-"""What a traced step is: its points, and what is live at each. No torch."""
+"""Trace of a step: its points, and what is live at each. No torch."""
 
 import dataclasses
 from typing import Literal, NamedTuple

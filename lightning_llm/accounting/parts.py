@@ -1,4 +1,4 @@
-"""What the formulas of parameters, FLOPs and time know of the parts of a model; parts without an entry are measured.
+"""Entries of known parts for the formulas of parameters, FLOPs and time; parts without an entry are measured.
 
 An MLP's or a norm's entry has its passes over memory; its matrices follow from the config. The other kinds are listed
 by name only. What has no entry is measured by ``accounting/measured_parts.py``, as any class of the user's. Memory
@@ -78,11 +78,11 @@ class LayerGroup:
 
     @property
     def letter(self) -> str:
-        """What their number is called in formulas: L, or L with their first one where there are others."""
+        """Symbol for their number in formulas: L, or L with the number of their first one where there are others."""
         return f"L{self.indices[0] + 1}" if self.prefix else "L"
 
     def measurements(self, of_model: Measured) -> Measured:
-        """What was measured of their parts, by kind."""
+        """Measurements of their parts, by kind."""
         if not self.prefix:
             return of_model
         own = {kind: of_model[self.prefix + kind] for kind in IN_LAYERS if self.prefix + kind in of_model}

@@ -39,7 +39,7 @@ def summary(plan: StepPlan, budget: str) -> str:
 
 
 def chosen_options(plan: StepPlan) -> dict[str, Any]:
-    """What a plan sets within a run, by the dotted names of its options."""
+    """Options that a plan sets within a run, by their dotted names."""
     choice = plan.choice
     return {
         "model.architecture.checkpoint_level": choice.checkpoint_level,
@@ -112,7 +112,8 @@ def _larger_rows(planner: Planner, chosen: StepPlan, memory: int) -> str:
 
 
 def _cost_against(other: StepPlan, chosen: StepPlan) -> str:
-    slower, extra = other.time.seconds / chosen.time.seconds - 1, other.memory.peak - chosen.memory.peak
+    slower = other.time.seconds / chosen.time.seconds - 1
+    extra = other.memory.peak - chosen.memory.peak
     word = "more" if extra >= 0 else "less"
     return f"{slower:+.1%} of the time and {shown_size(abs(extra))} {word}"
 

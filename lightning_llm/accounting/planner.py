@@ -38,7 +38,7 @@ MOST_CHOICES = 36  # of the rows of a micro-batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, and what may be chosen.
+    """Training to plan, and what may be chosen.
 
     Attributes:
         config: The model; levels and recomputation in it are ignored.
@@ -111,7 +111,8 @@ class Planner:
     def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
         share = rows_per_micro_batch(task.global_batch_size, None, task.step.world_size)
         parameters_by_part(task.config, task.step.measured)  # first of all, reports what was not measured
-        self.task, self._tick = task, tick
+        self.task = task
+        self._tick = tick
         if share > MOST_ROWS:
             raise ValueError(f"global_batch_size has {share} rows for each process, expected at most {MOST_ROWS}")
         self.rows = row_counts(share)
@@ -173,7 +174,8 @@ class Planner:
         at = {rows: dataclasses.replace(choice, rows=rows) for rows in accumulated}
         known = [rows for rows, other in at.items() if rows in ends or self._key(other) in self._traces]
         after = bisect.bisect(known, choice.rows)
-        low, high = known[after - 1], known[after]
+        low = known[after - 1]
+        high = known[after]
         return extended(self._traced(at[low]), self._traced(at[high]), choice.rows - low, of=high - low)
 
     def _traced(self, choice: StepChoice) -> MemoryTrace:

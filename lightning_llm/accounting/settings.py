@@ -39,7 +39,7 @@ def weight_dtype(precision: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredPart:
-    """What was measured of a part, for one layer: the second, if there are several.
+    """Measurements of a part, for one layer: the second, if there are several.
 
     Attributes:
         parameters: Number of elements.
@@ -102,7 +102,7 @@ class StepSettings:
 
     @property
     def unshared(self) -> "StepSettings":
-        """What the tensors of one process's step depend on: no optimizer state, and nothing that processes share.
+        """Settings for the tensors of one process's step: no optimizer state, and nothing that processes share.
 
         FSDP2 gathers parameters in bf16 under ``bf16-mixed``; float32 stays in the share.
         """
@@ -120,7 +120,7 @@ class StepSettings:
 
 
 def divisor(micro_batch_size: int | None, devices: int) -> str:
-    """What the global batch is divided by, in words."""
+    """Divisor of the global batch, in words."""
     words = f"{devices} device{'s' if devices > 1 else ''}"
     return words if micro_batch_size is None else f"{words} times data.micro_batch_size {micro_batch_size}"
 

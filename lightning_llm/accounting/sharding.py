@@ -59,7 +59,9 @@ def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSetting
     Raises:
         ValueError: Another strategy.
     """
-    strategy, world_size, measured = settings.strategy, settings.world_size, settings.measured
+    strategy = settings.strategy
+    world_size = settings.world_size
+    measured = settings.measured
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not covered: choose one of {', '.join(STRATEGIES)}")
     storage, gathered_size = item_sizes(settings.precision)
@@ -77,14 +79,16 @@ def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSetting
     untied = dataclasses.replace(config, tie_word_embeddings=False)  # the head counts, tied or not
     head_and_norm = parameters_by_part(untied, measured)["head"] + norm_elements(config, measured)
     block = block_elements(config, measured)
-    share, state = -(-elements * storage // world_size), -(-state // world_size)
+    share = -(-elements * storage // world_size)
+    state = -(-state // world_size)
     blocks = min(GATHERED_BLOCKS, config.num_hidden_layers) * block
     is_deferred = strategy == "fsdp2_deferred" and settings.accumulation > 1
     gradients = elements * storage if is_deferred else share
 
     def needed(point: TracePoint) -> int:
         total, without_gradients, _ = trace.points[point]
-        in_block, in_backward = point.layer is not None, point.phase != "forward"
+        in_block = point.layer is not None
+        in_backward = point.phase != "forward"
         gathered = root + (blocks if in_block else 0)
         if in_block and in_backward and point.stage == "attention":  # till then its gradients are temporaries
             gathered += block

@@ -70,7 +70,7 @@ _Models = tuple[ModelConfig, ModelConfig]  # of the base, and of the size
 
 
 class SizeRequest(NamedTuple):
-    """What a user asks for: size, tokens per parameter, whether text may repeat, and how many configs are the base."""
+    """Request of a user: size, tokens per parameter, whether text may repeat, and how many configs are the base."""
 
     size: int
     tokens_per_parameter: float
@@ -79,7 +79,7 @@ class SizeRequest(NamedTuple):
 
 
 def request_in(contents: Sequence[Section], typed: Section) -> SizeRequest | None:
-    """What configs, in their order, and the command line ask for; ``None``: no size.
+    """Request of the configs, in their order, and of the command line; ``None``: no size.
 
     The configs up to the last one that has ``size`` are the base; if the command line has it, all of them are.
 
@@ -121,7 +121,7 @@ def size_name(size: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Sizing:
-    """What ``size`` sets.
+    """Values that ``size`` sets.
 
     Attributes:
         size: As asked for.
@@ -143,7 +143,7 @@ class Sizing:
     limits_epochs: bool = True
 
     def epoch_problem(self, train_tokens: int) -> str:
-        """What is wrong if the run reads so many tokens of training text too often; else empty."""
+        """Problem if the run reads so many tokens of training text too often; else empty."""
         epochs = self.size * self.tokens_per_parameter / train_tokens
         if not self.limits_epochs or epochs <= MOST_EPOCHS:
             return ""
@@ -160,7 +160,7 @@ class Sizing:
 
 
 def given_options(options: Section, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Of nested options those of the given names, with or without ``init_args``; a part of the model is one option."""
+    """Select nested options by the given names, with or without ``init_args``; a part of the model is one option."""
     option_names = {name.replace(".init_args", "") for name in names}
     selected: dict[str, Any] = {}
     for name, value in options.items():
@@ -248,11 +248,13 @@ def _nearest_shape(
     """The model whose shape is nearest to the base's among those of the size."""
 
     def distance(fields: Mapping[str, int]) -> float:
-        width, layers = fields[f"{ARCHITECTURE}.hidden_size"], fields[f"{ARCHITECTURE}.num_hidden_layers"]
+        width = fields[f"{ARCHITECTURE}.hidden_size"]
+        layers = fields[f"{ARCHITECTURE}.num_hidden_layers"]
         aspect = width / layers * old.num_hidden_layers / old.hidden_size
         return abs(math.log(aspect)) + abs(math.log(12 * width**2 * layers / size))
 
-    counts, problem = set[int](), ""
+    counts = set[int]()
+    problem = ""
     for fields in sorted(_shapes(old, size, given), key=distance):
         try:
             config, measured, parameters = _with_mlp(with_options(run_options, fields), size, given, measure)
@@ -306,7 +308,8 @@ def _with_mlp(
     def counted(width: int) -> tuple[ModelConfig, Measured, int]:
         intermediate = given.get(f"{ARCHITECTURE}.{name}") or width
         config = ModelConfig(**{**_get(run_options, ARCHITECTURE), name: intermediate})
-        parts, measured = parts_to_measure(config), UNMEASURED
+        parts = parts_to_measure(config)
+        measured = UNMEASURED
         if parts and measure is None:
             part = " ".join(next(iter(parts.items())))
             raise ValueError(f"{part} has no formula: its parameters can only be measured")

@@ -49,7 +49,7 @@ GENERIC = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What a device and its link do in a second.
+    """Rates of a device and its link, per second.
 
     Attributes:
         device: With its peaks.
@@ -111,7 +111,9 @@ def step_time(config: ModelConfig, cost_model: CostModel, settings: StepSettings
     Raises:
         ValueError: As in ``step_flops``, the precision is unknown, or the device has no peak for it.
     """
-    accumulation, world_size, measured = settings.accumulation, settings.world_size, settings.measured
+    accumulation = settings.accumulation
+    world_size = settings.world_size
+    measured = settings.measured
     tokens = settings.rows * accumulation * settings.context_length
     storage, factor = item_sizes(settings.precision)
     peak = cost_model.peak(settings.precision)
@@ -160,13 +162,15 @@ def _passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> Passe
         loss = _measured_passes(settings.measured["loss"], settings.context_length, itemsize)[1]
     else:
         loss = LOSS_PASSES["whole" if settings.loss_chunks == 0 else "chunked"] * config.vocab_rows
-    total, repeated_total = loss + _norm_passes(config, settings, itemsize)[1], 0.0
+    total = loss + _norm_passes(config, settings, itemsize)[1]
+    repeated_total = 0.0
     levels = config.checkpoint_levels
     for group in layer_groups(config):
         of_layer = dataclasses.replace(settings, measured=group.measurements(settings.measured))
         at_levels = [levels[index] for index in group.indices]
         layer, repeated = _layer_passes(group.config, of_layer, itemsize, at_levels)
-        total, repeated_total = total + len(at_levels) * layer, repeated_total + repeated
+        total += len(at_levels) * layer
+        repeated_total += repeated
     return total, repeated_total
 
 
@@ -177,7 +181,7 @@ def _norm_passes(config: ModelConfig, settings: StepSettings, itemsize: int) -> 
 
 
 def _layer_passes(config: ModelConfig, settings: StepSettings, itemsize: int, levels: list[int]) -> Passes:
-    """Those of one layer, and what all layers that are like it repeat."""
+    """Passes of one layer, and those that recomputation repeats in all layers like it."""
     recompute, measured = config.recompute, settings.measured
     s = Dimensions.of(config, measured)
     unlisted = {
@@ -214,7 +218,7 @@ def _passes_of_width(passes: tuple[int, int], width: int) -> Passes:
 
 
 def _measured_passes(part: MeasuredPart, context_length: int, itemsize: int) -> Passes:
-    """Of a measured part per token, in forward and in all: each byte that it allocates is written and read."""
+    """Passes of a measured part per token, forward and total: each byte that it allocates is written and read."""
 
     def per_token(*measures: Affine) -> float:
         return 2 * sum(per_token + per_pair * context_length for _, per_token, per_pair in measures) / itemsize

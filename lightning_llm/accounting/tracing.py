@@ -124,7 +124,7 @@ def in_dtype(made: Made, dtype: torch.dtype) -> Made:
 
 
 def _loss(model: Transformer, batch: dict[str, Tensor], num_chunks: int | None) -> Tensor:
-    """What ``LanguageModel.loss`` computes, with the same tensors alive."""
+    """Loss as ``LanguageModel.loss`` computes it, with the same tensors alive."""
     hidden = model(batch["input_ids"], documents=batch.get("documents"))
     total, count = model.objective(hidden, model.lm_head, batch["targets"], weights=None, num_chunks=num_chunks)
     loss: Tensor = total / count.where(count > 0, 1)

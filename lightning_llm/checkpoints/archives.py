@@ -24,12 +24,15 @@ from lightning_llm.io.untrusted import DEEPEST, open_regular, shown
 
 Source = str | os.PathLike[str] | IO[bytes]
 TENSORS = "/data/"  # in the names of the parts that hold tensors
-BEGINNING, SUFFIXES = b"PK\3\4", (".ckpt", ".pt")  # of files that torch.save has written; names of checkpoints
+BEGINNING = b"PK\3\4"  # of files that torch.save has written
+SUFFIXES = (".ckpt", ".pt")  # names of checkpoints
 FOLDER = 0x10  # MS-DOS's mark in the attributes of a part
 BLOCK = 2**20  # bytes that are read at once
 
 _PLAIN = {bool, int, float, str, bytes, torch.dtype, torch.device, type(None)}
-_DICTS, _LISTS, _TENSORS = {dict, OrderedDict, Counter}, {list, tuple, set, torch.Size}, {Tensor, nn.Parameter}
+_DICTS = {dict, OrderedDict, Counter}
+_LISTS = {list, tuple, set, torch.Size}
+_TENSORS = {Tensor, nn.Parameter}
 
 
 class Rejected(Exception):

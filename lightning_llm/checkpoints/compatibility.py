@@ -22,7 +22,7 @@ EXCHANGEABLE_FIELDS = frozenset({"checkpoint_level", "recompute", "dropout", "lo
 
 
 def free_fields(architecture: ModelConfig) -> frozenset[str]:
-    """What may differ between a model and the one whose weights it starts from."""
+    """Fields that may differ between a model and the one whose weights it starts from."""
     # RoPE has no parameters and extends to any length
     length = {"max_position_embeddings"} if architecture.position == "rope" else set()
     return EXCHANGEABLE_FIELDS | {"initializer_range", "mup", "vocab_multiple_of"} | length

@@ -12,11 +12,14 @@ from lightning_llm.io.schema import list_of, one_of, open_record, record, whole
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-FIT_LOOP, TRAINING, VALIDATION = "fit_loop", "epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress"
+FIT_LOOP = "fit_loop"
+TRAINING = "epoch_loop.batch_progress"
+VALIDATION = "epoch_loop.val_loop.batch_progress"
 AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 MANUAL = "epoch_loop.manual_optimization.optim_step_progress"
 
-_COUNT, _STATE = whole(), open_record({})
+_COUNT = whole()
+_STATE = open_record({})
 _COUNTS = record({"ready": _COUNT, "completed": _COUNT}, {"started": _COUNT, "processed": _COUNT})
 _ALL_COUNTS = record(dict.fromkeys(("ready", "completed", "started", "processed"), _COUNT))
 _PROGRESS = record({"total": _COUNTS, "current": _COUNTS})
@@ -60,7 +63,8 @@ def micro_batches_started(trainer: "Trainer") -> int:
 
 def validation_follows(trainer: "Trainer") -> bool:
     """Whether Lightning is going to validate after the current micro-batch, by the trainer's validation options."""
-    progress, every_epochs = trainer.fit_loop.epoch_loop.batch_progress, trainer.check_val_every_n_epoch
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    every_epochs = trainer.check_val_every_n_epoch
     every = trainer.val_check_batch
     if every is None or every == float("inf") or not trainer.enable_validation:
         return False

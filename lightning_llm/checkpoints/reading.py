@@ -46,17 +46,19 @@ def read_checkpoint(
         ValueError: The path does not exist or is a URL, or the file is truncated, is not a checkpoint, or holds code.
     """
     if not isinstance(source, str | os.PathLike):
-        content, where = archives.read_archive(source, map_location, mmap=mmap), "in the given file"
+        content = archives.read_archive(source, map_location, mmap=mmap)
+        where = "in the given file"
     else:
         if "://" in str(source):
             raise ValueError(f"checkpoint {source} is a URL: download it and give the file")
         read = sharded.read_sharded if sharded.is_folder(Path(source)) else archives.read_archive
-        content, where = read(Path(source), map_location, mmap=mmap), str(source)
+        content = read(Path(source), map_location, mmap=mmap)
+        where = str(source)
     return _validated(content, where, needs)
 
 
 def read_outline(path: Path, needs: tuple[str, ...] = ()) -> dict[str, Any]:
-    """As :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
+    """Read like :func:`read_checkpoint`, in milliseconds; the tensors in the result must not be used."""
     path = sharded.main_file(path) if sharded.is_folder(path) else path
     return _validated(archives.read_archive(path, mmap=True, of_tensors=False), path, needs, of_tensors=False)
 

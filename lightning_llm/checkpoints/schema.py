@@ -77,9 +77,14 @@ def is_plain_value(value: object) -> bool:
     return is_kind and all(map(is_plain_value, values_in(value)))
 
 
-COUNT, AT_LEAST_1, STEP_OR_NONE, INTEGER = whole(), whole(1), whole(-1), whole(-(2**63), 2**63 - 1)
-RATE, BELOW_ONE = number(0, 1e6), number(0, math.nextafter(1, 0))
-BOOL, NULL = one_of(True, False), one_of(None)
+COUNT = whole()
+AT_LEAST_1 = whole(1)
+STEP_OR_NONE = whole(-1)
+INTEGER = whole(-(2**63), 2**63 - 1)
+RATE = number(0, 1e6)
+BELOW_ONE = number(0, math.nextafter(1, 0))
+BOOL = one_of(True, False)
+NULL = one_of(None)
 HASH = check("16 hex digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value)))
 STEP_NAME = check("digits", lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9]{1,15}", value)))
 TENSOR = check("a tensor", lambda value: isinstance(value, Tensor))
@@ -205,7 +210,8 @@ def check_content(
 
 
 def _contradictions(content: Mapping[str, Any], of_tensors: bool) -> Iterator[str]:
-    version, step = content.get(VERSION, "2.6"), content.get("global_step")
+    version = content.get(VERSION, "2.6")
+    step = content.get("global_step")
     if not _LIGHTNING.fullmatch(version):
         yield f"{VERSION} is {shown(version)}, expected one of Lightning 2"
     ours = content.get(FORMAT, {})

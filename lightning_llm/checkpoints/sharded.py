@@ -42,7 +42,8 @@ class Rows:
     """
 
     def __init__(self, shape: tuple[int, ...], pieces: list[tuple[int, Tensor]]) -> None:
-        self.shape, self.pieces = shape, pieces
+        self.shape = shape
+        self.pieces = pieces
 
     @property
     def dtype(self) -> torch.dtype:
@@ -166,7 +167,8 @@ def read_sharded(path: Path, map_location: Any | None = None, *, mmap: bool = Fa
 
     def tensor(mark: dict[str, Any]) -> Rows | Tensor:
         validate(mark, SHARDED, f"checkpoint {path}: a sharded tensor")
-        name, shape = mark[MARK], tuple(mark["shape"])
+        name = mark[MARK]
+        shape = tuple(mark["shape"])
         rows = Rows(shape, [(its["start"], its["rows"]) for shard in shards if (its := shard.get(name))])
         if not _is_gapless(rows):
             raise ValueError(f"checkpoint {path} lacks rows of {name[:60]}: use an earlier one")

@@ -138,7 +138,7 @@ def run_ablate(arguments: Sequence[str]) -> int:
 
 
 def _unquoted(arguments: Sequence[str]) -> str:
-    """What is wrong with a command that a shell has split, because it is not in quotes; empty: nothing."""
+    """Problem of a command that a shell has split, because it is not in quotes; empty: none."""
     words = itertools.pairwise(["", *arguments])
     own = {name: word for name, word in words if name == "--command" and " " not in word}
     others = [argument for argument in arguments if argument not in own.values()]
@@ -260,19 +260,22 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
         if compared:
             option = f"--{next(iter(compared)).replace('_', '-')}".replace("--variants", "--vary")
             raise ValueError(f"{option} is in place of a file: leave it out, or {options.experiment}")
-        content, source = read_config(Path(options.experiment)), options.experiment
+        content = read_config(Path(options.experiment))
+        source = options.experiment
         name = Path(options.experiment).stem
         _trust_command(content, options)
     elif not {"baseline", "command"} & {*compared}:
         ways = "--baseline CONFIG and at least one --vary OPTION=VALUE, or --command TEXT (any program that trains)"
         raise ValueError(f"give an experiment's FILE, or {ways}")
     else:
-        content, source, name = compared, COMMAND_LINE, "ablate"
+        content = compared
+        source = COMMAND_LINE
+        name = "ablate"
     return {**content, **_overriding(options)}, source, name
 
 
 def _compared(options: argparse.Namespace) -> dict[str, Any]:
-    """What is compared, by the keys that a file has for it."""
+    """Baseline, variants and command of a comparison, by the keys that a file has for them."""
     given = {"baseline": options.baseline, "variants": varied(options.vary)}
     keys = {name: value for name, value in given.items() if value} | command_in(options)
     if {"against", "revisions"} & {*keys} and "baseline" in keys and "command" not in keys:
@@ -339,7 +342,8 @@ def _status(options: argparse.Namespace) -> None:
         for verdict in stream.verdicts[-1:]:
             Console().say(*patch_lines(stream, patch_of(stream, verdict), verdict))
         return
-    loaded, console = load_experiment(options.folder), Console()
+    loaded = load_experiment(options.folder)
+    console = Console()
     needed = loaded.state.needed
     taken = len(claims.taken(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"

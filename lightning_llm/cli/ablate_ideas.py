@@ -273,7 +273,8 @@ class CommandIdeas(Ideas):
         if command.trees:
             trees = {BASELINE: Tree(hash=base[TREE], revision=command.trees[BASELINE].revision)}
             own = planning.working_tree(command, stream.out)
-            name, changes = own.hash[:TREE_NAME], dict[str, Any]()
+            name = own.hash[:TREE_NAME]
+            changes = dict[str, Any]()
             command = replace(command, trees={**trees, name: own})
         else:
             name, changes = self.described

@@ -62,7 +62,8 @@ PROG = "lightning-llm ablate try"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what describes an idea and its stream."""
-    add, default = parser.add_argument, StreamRule()
+    add = parser.add_argument
+    default = StreamRule()
     add("stream", type=Path, metavar="STREAM", help="folder of the stream; the first idea makes it")
     add("--baseline", nargs="+", metavar="CONFIG", help="configs of the first baseline; options of fit may follow")
     about = "of a command, for a new stream: the name of what is compared; --metric -NAME: higher is better"

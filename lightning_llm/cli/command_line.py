@@ -39,7 +39,8 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
     Raises:
         ValueError: A config is neither a file nor shipped, or a word is no option, or an option lacks its value.
     """
-    complete, rest = list(words[:1]), iter(words[1:])
+    complete = list(words[:1])
+    rest = iter(words[1:])
     if not {*complete} <= {*TRAINER_WORDS}:  # the parser names the commands
         return list(words)
     for word in rest:
@@ -60,7 +61,7 @@ def with_config_paths(words: Sequence[str]) -> list[str]:
 
 
 def _config_path(name: str) -> str:
-    """As :func:`config_path`; a config may also be typed itself, such as ``{trainer: {max_steps: 9}}``."""
+    """Path as by :func:`config_path`, or a config that is typed itself, such as ``{trainer: {max_steps: 9}}``."""
     try:
         return config_path(name)
     except ValueError:

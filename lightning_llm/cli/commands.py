@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-FIRST, GENERATION, ACCOUNTING = "docs/quickstart.md", "docs/generation.md", "docs/accounting.md"
+FIRST = "docs/quickstart.md"
+GENERATION = "docs/generation.md"
+ACCOUNTING = "docs/accounting.md"
 SCORES = "loss, perplexity, and bits per byte"
 NO_TEXT = "no text in it"  # leads to the page on data with every command
 LONGEST_LINE = 4000  # characters of a message
@@ -57,7 +59,7 @@ SYNTAX = (
 
 
 def help_of(word: str) -> dict[str, Any]:
-    """What the parser of a command of the Trainer says of itself."""
+    """Arguments for the parser of a command of the Trainer: usage, description and epilog."""
     command = COMMANDS[word]
     return {
         "exit_on_error": False,

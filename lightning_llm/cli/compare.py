@@ -197,7 +197,8 @@ def _first_run(group: Group) -> Path:
 
 def effect_text(effect: Effect) -> str:
     """Such as ``validation loss -0.0250 nats/token (-1.2%): better; 95% interval …, p 0.01, 6 pairs, …``."""
-    (title, unit, digits), verdict = METRICS[effect.metric], effect.verdict
+    title, unit, digits = METRICS[effect.metric]
+    verdict = effect.verdict
     if verdict.difference is None:
         return f"{title}: {verdict.verdict}; {_joined(effect.note, verdict.note)}"
     parts: list[str] = []
@@ -224,7 +225,8 @@ def _in_words(verdict: Verdict) -> str:
 
 def difference_text(value: float, base: float, digits: int, unit: str) -> str:
     """A difference as ``+0.0250 nats/token (+1.2%)``; without the percentage if the values print as equal."""
-    change, before = f"{value - base:+.{digits}f}", f"{base:.{digits}f}"
+    change = f"{value - base:+.{digits}f}"
+    before = f"{base:.{digits}f}"
     if float(change) == 0:
         return f"{0:.{digits}f} {unit}"
     has_share = f"{value:.{digits}f}" != before and float(before) != 0

@@ -105,7 +105,8 @@ def _boundary_options(folder: "ModelFolder") -> str:
     """Options of ``prepare`` for tokens around a text that the folder names in another file than tokenizer.json."""
     from lightning_llm.data.tokenizers import NO_TOKEN, Tokenizer
 
-    written, used = Tokenizer.from_file(folder.path / "tokenizer.json"), Tokenizer.from_str(folder.tokenizer or "")
+    written = Tokenizer.from_file(folder.path / "tokenizer.json")
+    used = Tokenizer.from_str(folder.tokenizer or "")
     options = ""
     if used.begin_of_text != written.begin_of_text:
         options += f" {shell_option('--begin-of-text', used.begin_of_text or NO_TOKEN)}"
@@ -115,7 +116,7 @@ def _boundary_options(folder: "ModelFolder") -> str:
 
 
 def _checkpoint(folder: "ModelFolder") -> dict[str, Any]:
-    """What ``fit`` would have written, without the state that only training has."""
+    """Checkpoint that ``fit`` would have written, without the state that only training has."""
     from lightning_llm.checkpoints.schema import FORMAT, own_part
     from lightning_llm.model.weights import only_finite
 

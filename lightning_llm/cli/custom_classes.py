@@ -77,7 +77,8 @@ def _imported(option: str, path: str) -> Any:
 
 def add_option(parser: LightningArgumentParser, section: str, cls: type) -> None:
     """Add ``class_path`` to the options of a section. It is in a run's config only if the class is not the default."""
-    expected, default = BASES[section][2], BASES[section][1].__name__
+    expected = BASES[section][2]
+    default = BASES[section][1].__name__
     text = f"Import path of {expected}, whose arguments become options of this section. Default: ``{default}``."
     default_path = path_of(cls) if is_custom_class(cls) else SUPPRESS
     parser.add_argument(f"--{section}.{CLASS_PATH}", type=str, default=default_path, help=text)

@@ -69,7 +69,9 @@ def run_prepare(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> TokenStore:
-    inputs, tokenizer, out = options.inputs, options.tokenizer, options.out
+    inputs = options.inputs
+    tokenizer = options.tokenizer
+    out = options.out
     shard: Shard | None = None
     vocab_size = DEFAULT_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
     if not inputs:

@@ -1,4 +1,4 @@
-"""What can be known of a training command before torch is imported: files, options and names that do not exist."""
+"""Checks of a training command before torch is imported: files, options and names that do not exist."""
 
 import os
 from collections.abc import Mapping, Sequence

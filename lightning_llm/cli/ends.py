@@ -56,7 +56,7 @@ def report(error: Exception, command: str, words: Sequence[str]) -> int | None:
 
 
 def _advice(error: OSError) -> str:
-    """What to do if files of a run cannot be written; empty if the error is of something else."""
+    """Advice if files of a run cannot be written; empty if the error is of something else."""
     directory: RunDirectory | None = getattr(local_in(error, "trainer"), "run_directory", None)
     is_full = error.errno in DISK_FULL
     if directory is None or not (is_full or error.errno in NOT_WRITABLE or error.errno == errno.ENOENT):

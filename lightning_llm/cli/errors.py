@@ -39,7 +39,8 @@ class Reports:
 
     def begin(self, words: Sequence[str]) -> list[str]:
         """Take ``--debug`` out of the words of a command that starts."""
-        self.words, self.with_traceback = words, DEBUG in words
+        self.words = words
+        self.with_traceback = DEBUG in words
         return [word for word in words if word != DEBUG]
 
     def mistake(self, command: str, line: str) -> int:
@@ -104,7 +105,7 @@ def _place(failure: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """As :func:`one_line`; of an error of the system its reason and the file. Never empty."""
+    """Text of :func:`one_line`; for an error of the system, its reason and the file. Never empty."""
     if isinstance(error, MemoryError) and not str(error):
         return "the system gives this process no more"
     if not isinstance(error, OSError) or not error.strerror:
@@ -113,6 +114,6 @@ def reason_of(error: BaseException) -> str:
 
 
 def _rank_prefix() -> str:
-    """Which process prints, where several train together; empty for the first."""
+    """Prefix that says which process prints, where several train together; empty for the first."""
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     return f"process {int(rank)}: " if rank.isdecimal() and int(rank) else ""

@@ -67,7 +67,9 @@ def run_estimate(options: argparse.Namespace) -> None:
 
 def text(report: dict[str, Any], *, explain: bool) -> str:
     """The report as lines for a terminal."""
-    settings, memory, flops = report["settings"], report["memory"], report["flops"]
+    settings = report["settings"]
+    memory = report["memory"]
+    flops = report["flops"]
     lines = [in_words(report), "", _step_in_words(settings), *report["notes"]]
     if sized := report.get("sizing"):
         lines += ["", f"size {sized['size']:,} sets, from the base config"]
@@ -112,7 +114,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
 
 
 def _step_in_words(settings: dict[str, Any]) -> str:
-    """What the figures are of, in the words of the config."""
+    """Step that the figures describe, in the words of the config."""
     device = "CPU" if settings["device"] == "cpu" else "GPU"
     words = [
         f"a step: {settings['accumulation']} × {settings['rows']} rows of {settings['context_length']} tokens",
@@ -129,7 +131,8 @@ def _step_in_words(settings: dict[str, Any]) -> str:
 
 def in_words(report: dict[str, Any]) -> str:
     """Parameters, memory and time of a run in one line."""
-    parameters, memory = report["parameters"]["all"], shown_size(report["memory"]["peak"])
+    parameters = report["parameters"]["all"]
+    memory = shown_size(report["memory"]["peak"])
     each = " on each device" if report["settings"]["world_size"] > 1 else ""
     line = f"The model has {parameters:,} parameters, and training it needs {memory} of memory{each}"
     if (time := report.get("time")) is None:

@@ -121,7 +121,8 @@ def _write(
 
     from lightning_llm.generation import stream_text
 
-    prompts, generator = [prompt] * options.num_samples, torch.Generator().manual_seed(options.seed)
+    prompts = [prompt] * options.num_samples
+    generator = torch.Generator().manual_seed(options.seed)
     settings: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "stop": options.stop, "generator": generator}
     steps = stream_text(model, tokenizer, prompts, sampling=sampling, **settings)
     texts = [""] * len(prompts)
@@ -152,7 +153,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
     from lightning_llm.generation import Score
 
     model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
-    total, rows = Score(), []
+    total = Score()
+    rows = []
     with progress_bar(corpus.size, True) as phase:
         for document in corpus.documents(phase("evaluating")):
             scored = _score(model, tokenizer, document, options.stride)

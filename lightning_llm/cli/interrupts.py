@@ -1,4 +1,4 @@
-"""What the signals of a terminal or a system do to a command, outside of training.
+"""Signals of a terminal or a system, and what they do to a command, outside of training.
 
 Ctrl-C, SIGTERM and SIGHUP end a command with one line and status 128 plus the signal's number. The first signal raises
 ``KeyboardInterrupt``, so that cleanup runs. In a process of the command's own, two cases leave at once: a second
@@ -22,7 +22,7 @@ PROGRAM = "lightning-llm"
 
 
 class Interrupts:
-    """What signals do to a command.
+    """Handler of the signals to a command.
 
     Attributes:
         number: The newest signal, 0 before any.
@@ -31,7 +31,9 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.number, self.command, self.program = 0, "", PROGRAM
+        self.number = 0
+        self.command = ""
+        self.program = PROGRAM
         self._process: int | None = None  # if it is the command's own
         self._status: int | None = None
         self._taken: dict[int, Any] = {}
@@ -43,7 +45,8 @@ class Interrupts:
 
     def own_process(self, command: str) -> None:
         """From now until the process ends: take SIGINT, and leave where Python would swallow the interruption."""
-        self.command, self._process = command, os.getpid()
+        self.command = command
+        self._process = os.getpid()
         self._take([signal.SIGINT])
         sys.unraisablehook = self._swallowed
         atexit.register(self.hold_off)  # the last handler of all: Python's own shutdown prints nothing
@@ -52,7 +55,8 @@ class Interrupts:
     def taken(self, command: str) -> Iterator[None]:
         """Take all of ``ENDING`` while a command runs; in a process of its own, until the process ends."""
         before, outer, self._taken = self._taken, self.command, {}
-        self.command, self.number = command, 0
+        self.command = command
+        self.number = 0
         self._take(ENDING)
         try:
             yield

@@ -90,8 +90,9 @@ def check_address() -> None:
 
 
 def waiting_line(trainer: Any) -> str:
-    """What a run on several nodes prints before it waits for the other processes."""
-    environment, timeout = trainer.strategy.cluster_environment, getattr(trainer.strategy, "_timeout", None)
+    """Line that a run on several nodes prints before it waits for the other processes."""
+    environment = trainer.strategy.cluster_environment
+    timeout = getattr(trainer.strategy, "_timeout", None)
     limit = "" if timeout is None else f", at most {timeout} (hours:minutes:seconds; the strategy's timeout)"
     others = f"the {trainer.world_size} processes of {trainer.num_nodes} nodes"
     address = f"{environment.main_address}:{environment.main_port}"

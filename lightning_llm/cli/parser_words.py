@@ -63,7 +63,7 @@ def _type_in_words(match: re.Match[str]) -> str:
 
 
 def _alternatives_in_words(match: re.Match[str]) -> str:
-    """What a value could have been; if an alternative has another problem than the type, that one alone."""
+    """Alternatives for a value; if one of them has another problem than the type, that one alone."""
     alternatives = list(dict.fromkeys(match[1].split(" - ")))
     if problems := [text for text in alternatives if not text.startswith("expected ")]:
         return " or ".join(problems)

@@ -36,7 +36,8 @@ def with_whole_parts(words: Sequence[str]) -> list[str]:
     Raises:
         ValueError: The class or an argument cannot be read.
     """
-    rest, typed = list[str](), dict[str, list[tuple[str, str]]]()
+    rest = list[str]()
+    typed = dict[str, list[tuple[str, str]]]()
     for word in words:
         name, _, value = word.partition("=")
         kind, _, argument = name.removeprefix(f"--{ARCHITECTURE}.").partition(".")

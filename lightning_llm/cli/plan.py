@@ -81,7 +81,9 @@ def run_plan(options: argparse.Namespace) -> None:
 
 def _heading(run: RunConfig, planner: Planner, chosen: StepPlan, memory: int, *, asked: int) -> Iterator[str]:
     """The run, what is assumed, and the predicted peak and time."""
-    step, device, size = planner.task.step, planner.task.cost_model.device, shown_size(memory)
+    step = planner.task.step
+    device = planner.task.cost_model.device
+    size = shown_size(memory)
     rows = f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step"
     yield f"{rows}, {step.precision}, on {step.world_size} × {device.name} with {size} each"
     yield from [*([run.sizing.in_words()] if run.sizing else []), *run.notes]
@@ -165,7 +167,8 @@ def progress() -> Iterator[Callable[[], None]]:
 
     from lightning_llm.io.console import Console
 
-    bar, started = Progress(console=Console(stderr=True), transient=True), time.perf_counter()
+    bar = Progress(console=Console(stderr=True), transient=True)
+    started = time.perf_counter()
     task = bar.add_task("planning", total=TRACES)
 
     def tick() -> None:

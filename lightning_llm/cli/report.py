@@ -1,4 +1,4 @@
-"""What a training command prints: checks, a summary at its start; results, a sample and next commands at its end."""
+"""Output of a training command: checks, a summary at its start; results, a sample and next commands at its end."""
 
 import math
 import re
@@ -57,11 +57,13 @@ class RunReport(Callback):
     def __init__(self) -> None:
         self.console = _console()
         self._started = time.perf_counter()
-        self._first_step, self._has_trained = 0, False
+        self._first_step = 0
+        self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()
-        self._first_step, self._has_trained = trainer.global_step, True
+        self._first_step = trainer.global_step
+        self._has_trained = True
         run = run_dir_of(trainer)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
@@ -87,7 +89,8 @@ class RunReport(Callback):
 
     def finish(self, trainer: Trainer, model: LightningModule, data: Any) -> None:
         """Validate the last step if needed; print the results, and write them as ``summary.json``."""
-        seconds, steps = time.perf_counter() - self._started, trainer.global_step
+        seconds = time.perf_counter() - self._started
+        steps = trainer.global_step
         if trainer.barebones:  # no metrics and no run directory
             self.console.print(f"\n[bold]result[/]  {steps - self._first_step} steps in {seconds:.1f} s")
             return
@@ -139,7 +142,8 @@ class RunReport(Callback):
         bits = summary["bits_per_byte"]
         results = ["not validated"]
         if summary[VAL_LOSS] is not None:
-            loss, perplexity = summary[VAL_LOSS], summary["perplexity"]
+            loss = summary[VAL_LOSS]
+            perplexity = summary["perplexity"]
             results = [f"validation loss {loss:.4f} nats/token", f"perplexity {perplexity:.2f}"]
         results += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
         results += [f"training text {summary[TRAIN_LOSS_EVAL]:.4f}"] if summary[TRAIN_LOSS_EVAL] is not None else []
@@ -176,7 +180,8 @@ def print_sample(console: Console, model: LightningModule, data: Any) -> None:
 
 
 def _sample(model: LightningModule, data: Any) -> str:
-    tokenizer, prompt = data.tokenizer, []
+    tokenizer = data.tokenizer
+    prompt = []
     with suppress(ValueError):  # the tokenizer does not have it
         prompt = tokenizer.encode_prompt("\n")
     prompt = prompt or [int(data.store.tokens("train")[0]) if isinstance(data, TokenDataModule) else 0]
@@ -204,7 +209,8 @@ def _console() -> Console:
 
 
 def _describe_model(model: Any) -> str:
-    config, parameters = model.transformer.config, dict(model.named_parameters())
+    config = model.transformer.config
+    parameters = dict(model.named_parameters())
     embedding = sum(p.numel() for name, p in parameters.items() if "embed" in name or "lm_head" in name)
     name = f"{path_of(type(model))}: " if is_custom_class(type(model)) else ""
     count = f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head)"
@@ -215,7 +221,8 @@ def _describe_model(model: Any) -> str:
 def _describe_data(data: Any) -> str:
     if not isinstance(data, TokenDataModule):
         return path_of(type(data))
-    lines, shares = [], sum(source.weight for source in data.sources)
+    lines = []
+    shares = sum(source.weight for source in data.sources)
     for source in data.sources:
         train, val = (source.store.splits[split].tokens for split in ("train", "val"))
         share = f"{source.weight / shares:.0%} from " if len(data.sources) > 1 else ""
@@ -226,7 +233,8 @@ def _describe_data(data: Any) -> str:
 def _describe_steps(trainer: Trainer) -> str:
     data = trainer.datamodule  # type: ignore[attr-defined]
     accumulation = f" in {n} micro-batches" if (n := trainer.accumulate_grad_batches) > 1 else ""
-    is_token_data, tokens = isinstance(data, TokenDataModule), data_attribute(data, "tokens_per_step")
+    is_token_data = isinstance(data, TokenDataModule)
+    tokens = data_attribute(data, "tokens_per_step")
     size = "" if tokens is None else f"of {tokens:,} tokens"
     size += f" ({data.global_batch_size} × {data.context_length}{accumulation})" if is_token_data else accumulation
     if (steps := total_steps(trainer)) is None:

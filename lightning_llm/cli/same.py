@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 Found = Mapping[str, list["Finding"]]  # by precision
 
-ARCHITECTURE_PREFIX, ALL, BASE = "model.architecture.", "all", "base"
+ARCHITECTURE_PREFIX = "model.architecture."
+ALL = "all"
+BASE = "base"
 
 
 class Vary(NamedTuple):

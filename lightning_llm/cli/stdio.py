@@ -35,10 +35,12 @@ class ImportNote(MetaPathFinder):
     """
 
     def __init__(self, program: str) -> None:
-        self._program, self._depth, self._shown = program, 0, ""
+        self._program = program
+        self._depth = 0
+        self._shown = ""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """What the next finder finds, with a loader that is watched."""
+        """Spec that the next finder finds, with a loader that is watched."""
         if self._depth or not (name in SLOW or name.startswith("lightning_llm.")):
             return None
         if (spec := PathFinder.find_spec(name, path, target)) is not None and spec.loader is not None:
@@ -86,7 +88,7 @@ class _Lasting(io.FileIO):
     """A file whose reader may leave: what is written after that is dropped."""
 
     def write(self, content: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
-        """As every file's, except for ``LEFT``."""
+        """Write as every file does, but ignore errors in ``LEFT``."""
         try:
             return super().write(content) or 0
         except OSError as error:
@@ -106,7 +108,7 @@ class Printable(io.TextIOWrapper):
     is_exact = False
 
     def write(self, text: str) -> int:
-        """As every stream's. Progress bars may move the cursor; nothing else may."""
+        """Write as every stream does. Progress bars may move the cursor; nothing else may."""
         caller = sys._getframe().f_back  # none where Python itself prints an exception
         is_bar = caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in DRAWING
         super().write(text if self.is_exact or is_bar else printable(text.replace(" \b", "")))  # jsonargparse's help
@@ -114,7 +116,7 @@ class Printable(io.TextIOWrapper):
 
 
 def print_data() -> None:
-    """What this command prints from now on is data: exact in a file or a pipe."""
+    """Mark what this command prints from now on as data: exact in a file or a pipe."""
     if isinstance(sys.stdout, Printable):
         sys.stdout.is_exact = not sys.stdout.isatty()
 

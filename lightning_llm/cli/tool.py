@@ -38,7 +38,7 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{with_page(self._command(self.prog), line)}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, but nothing unknown: the parser of an action knows its options, the one above it does not."""
+        """Parse, and reject unknown words: the parser of an action knows its options, the one above it does not."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -69,7 +69,8 @@ class Tool:
     ) -> None:
         self.parser = OneLineParser(prog, act.__doc__)
         add_options(self.parser)
-        self._act, self._when_interrupted = act, when_interrupted
+        self._act = act
+        self._when_interrupted = when_interrupted
         self._mistakes: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
 
     def __call__(self, words: Sequence[str]) -> int:

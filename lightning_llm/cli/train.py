@@ -134,7 +134,8 @@ class TrainingCLI(LightningCLI):
             self._parser(word).set_defaults(verbose=False)
         command = words[0] if words and words[0] in self.subcommands() else "fit"
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, self.classes["data"])
-        self.experiment, self._words = command_line.experiment_name(words), words
+        self.experiment = command_line.experiment_name(words)
+        self._words = words
         try:
             words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
             self.config = parsing.parse(parser, words)
@@ -184,7 +185,7 @@ class TrainingCLI(LightningCLI):
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
 
     def _checked_execution(self) -> dict[str, Any]:
-        """What the checkpoint that ``fit`` resumes says of its device and precision, before data are prepared."""
+        """Device and precision in the checkpoint that ``fit`` resumes, before data are prepared."""
         if self.checkpoint is None:
             return {}
         if self.subcommand not in ("fit", "check"):
@@ -264,7 +265,8 @@ class TrainingCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Print a JSON line for each prompt."""
-        decode, own = self.datamodule.tokenizer.decode, tokenizer_of(self.datamodule)
+        decode = self.datamodule.tokenizer.decode
+        own = tokenizer_of(self.datamodule)
         for prompt, ids in zip(self.datamodule.predict_prompts, self.trainer.predict_loop.predictions, strict=True):
             numbers = ids[0].tolist()
             text = decode(numbers if own is None else own.without_begin_of(numbers))
@@ -313,7 +315,7 @@ def cli_main(
 
 
 def run(words: Sequence[str]) -> int:
-    """As :func:`cli_main`, for the shell: returns the exit status."""
+    """Run :func:`cli_main` for the shell: returns the exit status."""
     status = 0
     try:
         cli_main(words)

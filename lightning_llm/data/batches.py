@@ -91,7 +91,8 @@ class WindowReader:
     def batch(self, rows: Tokens) -> Batch:
         """Raw windows as tensors. Errors as in :meth:`__call__`."""
         if (largest := int(rows.max())) >= self.store.vocab_size:  # an embedding's error on a GPU would be obscure
-            file, size = self.store.file(self.split), self.store.vocab_size
+            file = self.store.file(self.split)
+            size = self.store.vocab_size
             raise ValueError(f"{file} has token id {largest}, but vocab_size is {size}: prepare it again")
         input_ids, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (rows[:, :-1], rows[:, 1:]))
         batch = {"input_ids": input_ids, "targets": targets}
@@ -102,7 +103,7 @@ class WindowReader:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Which batches a process gets, and where.
+    """Share of a process in the batches.
 
     Attributes:
         rank: Of this process.
@@ -251,7 +252,8 @@ def every_target_once(
         share: Of this process.
         windows: The numbers of the windows to serve, ascending. ``None``: all of the :func:`windows_of` text.
     """
-    context, whole = reader.context_length, (len(reader.tokens) - 1) // reader.context_length
+    context = reader.context_length
+    whole = (len(reader.tokens) - 1) // reader.context_length
     numbers = np.arange(windows_of(reader), dtype=np.int64) if windows is None else windows
     starts = numbers[numbers < whole] * context
 

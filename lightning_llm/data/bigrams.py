@@ -1,4 +1,4 @@
-"""Which targets end a bigram that their window has had before: those that a model can recall from its context.
+"""Targets that end a bigram that their window has had before: a model can recall them from its context.
 
 Arora et al. 2023, "Zoology" (arXiv 2312.04927, section 3), split a loss in this way: most of what attention-free models
 lose to attention is at such tokens ("AR hits"). They also leave out bigrams that are frequent in training, which a

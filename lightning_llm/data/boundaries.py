@@ -42,7 +42,7 @@ class Boundaries:
 
 
 def read_boundaries(content: Mapping[str, Any]) -> Boundaries:
-    """What the post-processor of a ``tokenizer.json`` puts around a text.
+    """Boundaries that the post-processor of a ``tokenizer.json`` puts around a text.
 
     Raises:
         ValueError: If it puts more than :data:`MOST_AROUND` tokens there, or an id is not a whole number.

@@ -46,7 +46,8 @@ def cut_at_newlines(texts: Iterable[str], size: int, longest: int = LONGEST_PIEC
 
 
 def _end_of_cut(text: str, start: int, size: int, longest: int) -> int | None:
-    first, last = start + max(size, 1), start + longest
+    first = start + max(size, 1)
+    last = start + longest
     if newline := _lone("\n", text, first, last):
         return newline + 1
     return None if len(text) <= last else _lone(" ", text, first, last) or last
@@ -64,7 +65,8 @@ def _lone(sign: str, text: str, start: int, stop: int) -> int | None:
 
 def cut_long_words(text: str, splitter: Any) -> Iterator[str]:
     """Cuts a text inside words of more than ``LONGEST_WORD`` characters. ``ByteLevel``, the splitter, finds words."""
-    start, half = 0, LONGEST_WORD // 2
+    start = 0
+    half = LONGEST_WORD // 2
     # every longer word contains an aligned half of the longest word, with characters of one class
     halves = range(0, len(text) - half + 1, half)
     if any(sum(found.search(text, at, at + half) is not None for found in _CLASSES) == 1 for at in halves):

@@ -214,7 +214,7 @@ class TokenDataModule(LightningDataModule):
                 self.trainer.accumulate_grad_batches = self.accumulation
 
     def problems(self, trainer: Any) -> Iterator[tuple[str, str]]:
-        """What ``setup`` and ``train_dataloader`` would raise with this trainer, in which nothing is started.
+        """Errors that ``setup`` and ``train_dataloader`` would raise with this trainer; nothing is started in it.
 
         Yields:
             A subject, such as ``train`` for the text of that split, and the error.
@@ -324,7 +324,8 @@ class TokenDataModule(LightningDataModule):
 
         With several processes, some batches may have all targets ignored (-100), so that all have the same number.
         """
-        share, size = self._share(), self._eval_batch_size()
+        share = self._share()
+        size = self._eval_batch_size()
         validation, training = [], []
         for source, windows in zip(self.sources, self.validated(self.trainer).of_sources, strict=True):
             served = batches.every_target_once(self._reader(source, "val"), size, share, windows)
@@ -355,7 +356,8 @@ class TokenDataModule(LightningDataModule):
         """UTF-8 bytes per token of some windows of the validation text."""
         if self.tokenizer is None:
             return None
-        context, tokens = self.context_length, source.store.tokens("val")
+        context = self.context_length
+        tokens = source.store.tokens("val")
         rows = [tokens[start : start + context + 1] for start in (windows * context).tolist()]
         around, end = self.tokenizer.boundaries, source.store.eos_token_id
         no_text = {*around.before, *around.after, *(() if end is None else (end,))}
@@ -389,7 +391,8 @@ class TokenDataModule(LightningDataModule):
         Raises:
             ValueError: If a store has no test split.
         """
-        share, size = self._share(), self._eval_batch_size()
+        share = self._share()
+        size = self._eval_batch_size()
         return [batches.every_target_once(self._reader(source, "test"), size, share) for source in self.sources]
 
     def predict_dataloader(self) -> EvalBatches:

@@ -1,4 +1,4 @@
-"""Which token store the ``data.*`` options of a run mean, and whether it still matches them."""
+"""Token store that the ``data.*`` options of a run mean, and whether it still matches them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +103,8 @@ def default_store(inputs: Sequence[str], tokenizer: str, vocab_size: int) -> Pat
     if tokenizer in BUILT_IN_TOKENIZERS:
         words += [tokenizer, str(vocab_size)] if tokenizer == "bpe" else [tokenizer]
     else:
-        words, paths = [*words, "file"], [*paths, tokenizer]
+        words = [*words, "file"]
+        paths = [*paths, tokenizer]
     if paths:
         words.append(sha256("\n".join(str(Path(path).expanduser().absolute()) for path in paths).encode())[:8])
     return Path("stores", file_name("-".join(words)))

@@ -149,7 +149,9 @@ class TextFile:
     def _lines(self, advance: Advance, start: int, stop: float) -> Iterator[tuple[str, str]]:
         """Name and text of each line that begins at a byte from ``start`` up to ``stop`` of a plain file."""
         first = max(0, start - 1)  # a line begins at start if a newline is before it
-        place, number, rest = first, 1, b""
+        place = first
+        number = 1
+        rest = b""
         is_wanted = start == 0
         for block in itertools.chain(self._blocks(advance, first), [b""]):
             lines = (rest + block).split(b"\n")
@@ -192,7 +194,9 @@ class TextFile:
             kind = kind.value_type if types.is_dictionary(kind) else kind
             if not (types.is_string(kind) or types.is_large_string(kind)):
                 raise ValueError(f"{self.name}: column {self.text_key!r} has {kind}, not text (string)")
-            groups, first_row, unpacked = file.num_row_groups, 0, 0
+            groups = file.num_row_groups
+            first_row = 0
+            unpacked = 0
             for number in range(groups):
                 group = file.metadata.row_group(number)
                 size = self._checked_size(group)
@@ -228,7 +232,8 @@ class TextFile:
                 if start:
                     file.seek(start)
                 blocks = iter(lambda: file.read(PIECE_BYTES), b"")
-            size, before = 0, start
+            size = 0
+            before = start
             for block in blocks:
                 advance(raw.tell() - before)
                 before = raw.tell()
@@ -268,7 +273,9 @@ def format_of(name: str) -> tuple[str, str]:
 def _from_zstandard(raw: IO[bytes], name: str) -> Iterator[bytes]:
     """Decompresses frame after frame by hand: the package's own reader accepts a truncated file."""
     zstandard = _import("zstandard", name)
-    frame, parts, size = None, [], 0
+    frame = None
+    parts = []
+    size = 0
     while packed := raw.read(_COMPRESSED_BYTES):
         while packed:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
@@ -277,7 +284,8 @@ def _from_zstandard(raw: IO[bytes], name: str) -> Iterator[bytes]:
             packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
         if size >= PIECE_BYTES:
             yield b"".join(parts)
-            parts, size = [], 0
+            parts = []
+            size = 0
     if frame is not None:
         raise EOFError("the file ends within a frame")
     if size:

@@ -104,7 +104,8 @@ class MixtureReader:
     """Reads windows of several token files of these sizes in tokens, addressed as if they were concatenated."""
 
     def __init__(self, readers: Sequence[WindowReader], sizes: Sequence[int]) -> None:
-        self._readers, self._first_tokens = list(readers), first_tokens(sizes)
+        self._readers = list(readers)
+        self._first_tokens = first_tokens(sizes)
 
     def __call__(self, starts: Starts) -> Batch:
         """The windows that start at these positions. Errors as of :class:`WindowReader`."""
@@ -129,7 +130,8 @@ class MixtureOrder:
     def __init__(
         self, orders: Sequence[WindowOrder], sizes: Sequence[int], weights: Sequence[float], *, seed: int
     ) -> None:
-        self._orders, self._first_tokens = list(orders), first_tokens(sizes)
+        self._orders = list(orders)
+        self._first_tokens = first_tokens(sizes)
         self._phase = seed * GOLDEN**2 % _MODULUS
         shares = [0.0, *accumulate(weights)]
         self._edges = [int(share / shares[-1] * _MODULUS) for share in shares]

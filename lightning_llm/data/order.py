@@ -90,7 +90,8 @@ class WindowOrder:
         return place
 
     def _feistel(self, value: UInt64, keys: UInt64) -> UInt64:
-        left, right = value >> self._right_bits, value & self._right_mask
+        left = value >> self._right_bits
+        right = value & self._right_mask
         for number, key in enumerate(keys):  # the halves alternate: each round is undone by itself
             if number % 2:
                 right = right ^ (_mixed(left + key) & self._right_mask)

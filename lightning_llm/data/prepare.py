@@ -203,7 +203,8 @@ def bytes_and_tokens(tokenizer: Tokenizer, corpus: Corpus, phase: StartPhase) ->
     size = tokens = 0
     for document in corpus.documents(phase("counting tokens")):
         for ids, text_bytes in encode_document(tokenizer, document):
-            size, tokens = size + text_bytes, tokens + len(ids)
+            size += text_bytes
+            tokens += len(ids)
     return size, tokens
 
 
@@ -248,7 +249,8 @@ def _batches(pieces: Iterable[tuple[Cursor, SplitPiece]]) -> Iterator[Batch]:
         size += len(piece.text)
         if size >= _BATCH_CHARACTERS or len(batch) == _BATCH_SEGMENTS:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 

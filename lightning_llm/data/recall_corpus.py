@@ -27,7 +27,8 @@ from pathlib import Path
 
 KEYS, VALUES = string.ascii_lowercase, string.ascii_uppercase
 BETWEEN = ";:!?*+-=/"  # two rounds
-MOST_LINES, MOST_ROUNDS = 10_000_000, len(BETWEEN) + 1
+MOST_LINES = 10_000_000
+MOST_ROUNDS = len(BETWEEN) + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,8 @@ class RecallText:
     def __post_init__(self) -> None:
         most = {"keys": len(KEYS), "values": len(VALUES), "pairs": min(self.keys, self.values), "rounds": MOST_ROUNDS}
         for name, highest in {**most, "lines": MOST_LINES, "seed": 2**32 - 1}.items():
-            number, lowest = getattr(self, name), int(name != "seed")
+            number = getattr(self, name)
+            lowest = int(name != "seed")
             if not lowest <= number <= highest:
                 raise ValueError(f"corpus recall: {name} must be at least {lowest} and at most {highest}, got {number}")
         if self.lines % 10:

@@ -1,4 +1,4 @@
-"""What it may cost to match a regular expression: some take hours, since they try every way to match."""
+"""Cost of matching a regular expression: some take hours, since they try every way to match."""
 
 import math
 import re
@@ -13,7 +13,7 @@ _FLAGS = re.compile(r"\(\?i\)")
 
 
 class Cost(NamedTuple):
-    """What a part of a pattern costs at one place of a run of :data:`RUN` equal characters.
+    """Cost of a part of a pattern at one place of a run of :data:`RUN` equal characters.
 
     Attributes:
         ways: In which it matches, all of which are tried if what follows does not match.
@@ -34,7 +34,7 @@ _UNKNOWN = Cost(math.inf, math.inf)
 
 
 def cost_of(pattern: str) -> Cost:
-    """What a pattern costs; infinite for unsupported syntax, such as back-references.
+    """Cost of a pattern; infinite for unsupported syntax, such as back-references.
 
     Only a repeat before something that may not match is tried in all its ways: ``a+b`` has as many as the run is
     long, ``a+a+b`` its square, but ``a+b*`` one. A search of a run of n characters takes at most n² / RUN x ``alone``.
@@ -63,7 +63,8 @@ def _sequence(items: list[Cost]) -> Cost:
     last = max((place for place, item in enumerate(items) if not item.is_sure), default=0)
     tried = math.prod(item.ways for item in items[:last]) * math.prod(item.alone for item in items[last : last + 1])
     alone = tried + sum(item.alone - 1 for item in items[last + 1 :])
-    ways, steps = math.prod(item.ways for item in items), sum(item.steps for item in items)
+    ways = math.prod(item.ways for item in items)
+    steps = sum(item.steps for item in items)
     return Cost(ways, alone, steps, all(item.is_sure for item in items), any(item.takes for item in items))
 
 
@@ -122,7 +123,8 @@ def _repeated(pattern: str, item: Cost, place: int) -> tuple[Cost, int]:
         ways = math.inf if item.ways > 1 or max(low, high) > MOST_REPEATS else 1.0 if is_fixed else float(max(1, most))
         is_sure = found[0] == "*" or (found[0] != "+" and low == 0 and not is_fixed)
         # a repeat of one way gives none of its characters back unless what follows does not match
-        alone, takes = 1.0 if ways < math.inf else ways, item.takes and (found[0] == "+" or low > 0)
+        alone = 1.0 if ways < math.inf else ways
+        takes = item.takes and (found[0] == "+" or low > 0)
         item = Cost(ways, alone, item.steps * max(1, low, high), is_sure, takes)
     if found[0] in "*+?" and pattern[place : place + 1] in ("?", "+"):  # lazy, possessive
         place += 1

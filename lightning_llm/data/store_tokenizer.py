@@ -37,7 +37,7 @@ def _counts(store: TokenStore, number: int) -> Iterator[int]:
 
 
 def boundary_lines(store: TokenStore) -> Iterator[str]:
-    """What begins and ends the documents of a store, for its user: a line each, none for a single plain text."""
+    """Lines for a user on what begins and ends the documents of a store; none for a single plain text."""
     if (tokenizer := open_tokenizer(store)) is None:
         return
     if before := tokenizer.boundaries.before:

@@ -32,7 +32,9 @@ from lightning_llm.io.untrusted import file_in, read_bytes, shown
 FORMAT = "lightning-llm token store"
 VERSION = 1
 SPLITS = ("train", "val", "test")
-META, SHARD, TOKENIZER = "meta.json", "shard.json", "tokenizer.json"
+META = "meta.json"
+SHARD = "shard.json"
+TOKENIZER = "tokenizer.json"
 TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 BLOCK = 1 << 16  # tokens checked at once
@@ -69,7 +71,7 @@ FORMATS = {META: FORMAT, SHARD: f"{FORMAT}, shard"}
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What ``meta.json`` says about one split. ``bytes`` is the length of its text in UTF-8."""
+    """Split as ``meta.json`` describes it. ``bytes`` is the length of its text in UTF-8."""
 
     tokens: int
     bytes: int
@@ -217,7 +219,8 @@ class TokenStore:
         Raises:
             ValueError: If the file was changed or an id is not in the vocabulary.
         """
-        known, digest = self.splits[split], hashlib.sha256()
+        known = self.splits[split]
+        digest = hashlib.sha256()
         for start in range(0, known.tokens, BLOCK):
             block = self._checked_block(split, start)
             digest.update(block.data)
@@ -356,7 +359,8 @@ def document_lengths(store: TokenStore, split: str, eos: int | None = None) -> C
         split: Name of the split.
         eos: The end-of-text id. Default: the recorded one.
     """
-    total, eos = len(store.tokens(split)), store.eos_token_id if eos is None else eos
+    total = len(store.tokens(split))
+    eos = store.eos_token_id if eos is None else eos
     if eos is None:
         return None
     lengths: Counter[int] = Counter()

@@ -271,7 +271,8 @@ def _read_journal(folder: Path) -> dict[str, Any]:
 
 def _reopened(folder: Path, name: str, counts: dict[str, Any], dtype: str) -> _SplitFile:
     """Opens a split for appending, without what was not committed. A ValueError if the rest was changed."""
-    path, digest = file_in(folder, f"{name}.bin"), hashlib.sha256()
+    path = file_in(folder, f"{name}.bin")
+    digest = hashlib.sha256()
     left = size = counts["tokens"] * TOKEN_DTYPES[dtype].itemsize
     with untrusted.open_regular(path) as content:
         while left and (block := content.read(min(left, _BLOCK_BYTES))):

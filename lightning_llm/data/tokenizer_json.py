@@ -1,4 +1,4 @@
-"""What a ``tokenizer.json`` may contain, checked before the library reads it, and which of our kinds it is.
+"""Checks of a ``tokenizer.json`` before the library reads it, and which of our kinds it is.
 
 The library prints its own stack trace if a file contradicts itself, and some files make it run for hours: regular
 expressions that try every way to match, replacements that double the text thirty times. So this file
@@ -22,13 +22,18 @@ MOST_IDS = 1 << 19  # Gemma has half as many; the library takes about 1 kB for e
 MOST_BYTES = 1 << 20  # of a unigram vocabulary, T5's has 300,000, and of added tokens; the library takes 300 for each
 MOST_ADDED = 1 << 14  # tokens; the library takes 0.1 ms for each
 MOST_MERGES = 640_000  # Gemma has 580,604
-MOST_PARTS, MOST_GROWTH, LONGEST_TEXT, LONGEST_AFFIX, MOST = 64, 64, 2000, 64, 1000
+MOST_PARTS = 64
+MOST_GROWTH = 64
+LONGEST_TEXT = 2000
+LONGEST_AFFIX = 64
+MOST = 1000
 LONGEST_TOKEN = 1 << 12  # characters; the longest that `train_bpe` can learn
 MOST_WAYS = 32 * RUN  # the pattern of o200k has 1,500
 
 # These make few characters longer, at most 12 times in bytes, one after the other too: NFKD of U+FDFA has 33 bytes.
 _OF_SPACES = 5 / 3  # a Chinese character of three bytes gets a space on both sides, each time
-_UNICODE, _OF_UNICODE = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}, 12
+_UNICODE = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
+_OF_UNICODE = 12
 _GROWTH = {"ByteLevel": 2, "Metaspace": 1, "WordPiece": 2, "BPEDecoder": 3, "CTC": 3}
 
 Kind = Literal["char", "byte", "bpe", "file"]
@@ -56,13 +61,17 @@ def read_content(content: str) -> dict[str, Any]:
     validate(parsed, _FILE, "not a tokenizer.json", "get it again, or use another tokenizer")
     for fields in (("normalizer", "pre_tokenizer"), ("decoder",)):
         name = f"the tokenizer's {' and '.join(fields)}"
-        growth, inserted, ways = 1.0, 1.0, 0.0
+        growth = 1.0
+        inserted = 1.0
+        ways = 0.0
         may_grow = True
         for part in (part for field in fields for part in _parts(parsed.get(field), field)):
-            pattern, added = _pattern_of(part, name), str(part.get("content") or part.get("prepend") or "")
+            pattern = _pattern_of(part, name)
+            added = str(part.get("content") or part.get("prepend") or "")
             cost = cost_of(pattern) if pattern else Cost()
             ways += inserted**2 * cost.alone if pattern else 0  # a search begins at each character of a run
-            is_unicode, factor = part["type"] in _UNICODE, _growth(part, len(added.encode()), cost.takes)
+            is_unicode = part["type"] in _UNICODE
+            factor = _growth(part, len(added.encode()), cost.takes)
             factor *= _OF_SPACES if part["type"] == "BertNormalizer" else 1
             growth *= factor * (_OF_UNICODE if is_unicode and may_grow else 1)
             inserted *= factor
@@ -111,10 +120,13 @@ def _growth(part: dict[str, Any], added: int, takes: bool) -> float:
 
 def _parts(part: Any, field: str) -> Iterable[dict[str, Any]]:
     """A part of a tokenizer and the parts in it, in order; a ValueError if types, number or sizes are not allowed."""
-    name, types = f"the tokenizer's {field}", sorted(_PARTS[field].split())
-    waiting, seen = [part] if part is not None else [], 0
+    name = f"the tokenizer's {field}"
+    types = sorted(_PARTS[field].split())
+    waiting = [part] if part is not None else []
+    seen = 0
     while waiting:
-        part, seen = waiting.pop(0), seen + 1
+        part = waiting.pop(0)
+        seen += 1
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in types or seen > MOST_PARTS:
             raise ValueError(f"{name} is {shown(part)[:80]}, expected at most {MOST_PARTS} of {', '.join(types)}")
@@ -145,9 +157,11 @@ def _is_token(text: Any, least: int = 1) -> bool:
 
 
 def _is_small(value: Any) -> bool:
-    waiting, seen = [value], 0
+    waiting = [value]
+    seen = 0
     while waiting and seen < MOST_ADDED:
-        each, seen = waiting.pop(), seen + 1
+        each = waiting.pop()
+        seen += 1
         if isinstance(each, str) and len(each) > LONGEST_TEXT:
             return False
         waiting += [*each, *each.values()] if isinstance(each, dict) else each if isinstance(each, list) else []
@@ -217,8 +231,9 @@ def bytes_of_characters(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def kind_of(content: dict[str, Any]) -> Kind:
-    """Which of our own kinds a ``tokenizer.json`` is; ``file`` if it is none of them."""
-    model, splitter = content["model"], content.get("pre_tokenizer") or {}
+    """Kind of a ``tokenizer.json`` among our own ones; ``file`` if it is none of them."""
+    model = content["model"]
+    splitter = content.get("pre_tokenizer") or {}
     added = content.get("added_tokens") or []
     if content.get("normalizer"):
         return "file"

@@ -203,7 +203,7 @@ class Tokenizer:
         return [*self.begin_of(ids := self.encode(text)), *ids]
 
     def begin_of(self, ids: Sequence[int] | Ids) -> tuple[int, ...]:
-        """What must be put before these ids of a text: nothing if it begins with that itself."""
+        """Ids to put before these ids of a text: none if it begins with them itself."""
         before = self.boundaries.before
         return () if before == tuple(ids[: len(before)]) else before
 
@@ -342,7 +342,8 @@ class TextStream:
         return self._utf8.decode(b"", final=True)
 
     def _rest(self, text: str) -> str:
-        rest, self._written = text[self._written :], len(text)
+        rest = text[self._written :]
+        self._written = len(text)
         return rest
 
 

@@ -1,4 +1,4 @@
-"""Which windows of the validation text are validated: what ``trainer.limit_val_batches`` means for token stores.
+"""Windows of the validation text to validate: what ``trainer.limit_val_batches`` means for token stores.
 
 A whole number N stands for N × ``data.global_batch_size`` windows, a fraction for that share of all windows. They are
 spaced evenly over the whole text and depend on nothing else: not on micro-batches, devices or workers. So two runs with
@@ -94,7 +94,8 @@ def validated_windows(windows: Sequence[int], limit: Limit, global_batch_size: i
         )
     # the last window of each of `count` parts: so N times as many windows contain these
     places = np.arange(1, count + 1, dtype=np.int64) * total // count - 1
-    of_sources, first = [], 0
+    of_sources = []
+    first = 0
     for number in windows:
         own = places[(places >= first) & (places < first + number)] - first
         of_sources.append(own if len(own) or not number else np.array([number - 1]))

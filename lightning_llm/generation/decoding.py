@@ -103,7 +103,7 @@ def stream(
     generator: torch.Generator | None = None,
     **sampling: "Unpack[SamplingOptions]",
 ) -> Iterator[Tensor]:
-    """As :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
+    """Generate like :func:`generate`, token by token: yields (batch,) ids. Options are checked when it is called."""
     ends = _listed(eos_token_id)
     steps = Decoder(model, input_ids, max_new_tokens, Sampling(**sampling), generator, ends)
     rows = range(len(steps.prompts))
@@ -144,9 +144,11 @@ class Decoder:
         ends: Sequence[int] = (),
     ) -> None:
         if isinstance(prompts, Tensor):
-            is_empty, got = prompts.dim() != 2 or 0 in prompts.shape, f"shape {tuple(prompts.shape)}"
+            is_empty = prompts.dim() != 2 or 0 in prompts.shape
+            got = f"shape {tuple(prompts.shape)}"
         else:
-            is_empty, got = not prompts or not all(map(len, prompts)), f"lengths {list(map(len, prompts))}"
+            is_empty = not prompts or not all(map(len, prompts))
+            got = f"lengths {list(map(len, prompts))}"
         problems = [f"input_ids must be (batch, seq) prompts of at least one token each, got {got}"] if is_empty else []
         if max_new_tokens < 0:
             problems.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
@@ -154,7 +156,9 @@ class Decoder:
         self._model = cast(Transformer, getattr(model, "transformer", model))
         listed = prompts.tolist() if isinstance(prompts, Tensor) else prompts
         self.prompts = [[int(token) for token in row] for row in listed]
-        self._max_new_tokens, self._sampling, self._ends = max_new_tokens, sampling, frozenset(ends)
+        self._max_new_tokens = max_new_tokens
+        self._sampling = sampling
+        self._ends = frozenset(ends)
         self._longest = self._model.config.max_position_embeddings
         self._contexts = [prompt[-self._longest :] for prompt in self.prompts]
         self._ended = [False] * len(self.prompts)
@@ -210,9 +214,11 @@ class Decoder:
     @torch.no_grad()
     def _prefill(self) -> Tensor:
         """Read the prompts into a cache: (batch, vocab)."""
-        model, lengths = self._model, [len(context) for context in self._contexts]
+        model = self._model
+        lengths = [len(context) for context in self._contexts]
         room = min(self._longest, max(lengths) + self._max_new_tokens)
-        kind, dtype = self._device.type, model.embed_tokens.weight.dtype
+        kind = self._device.type
+        dtype = model.embed_tokens.weight.dtype
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         self._cache = KVCache(model.config, len(lengths), room, self._device, dtype)
         self._cache.expect(lengths)

@@ -66,8 +66,10 @@ class PackedStep:
         config = model.config
         assert config.num_key_value_heads is not None
         assert config.head_dim is not None
-        self._model, self._cache = model, cache
-        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._model = model
+        self._cache = cache
+        self._heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads
         self._head_dim = config.head_dim
         self._layers = []
         for block in cast(Sequence[Block], model.layers):
@@ -85,7 +87,8 @@ class PackedStep:
     def __call__(self, tokens: Tensor) -> Tensor:
         """(batch,) ids -> (batch, vocab)."""
         model, cache = self._model, self._cache
-        positions, mask = cache.positions(1), cache.mask(1)
+        positions = cache.positions(1)
+        mask = cache.mask(1)
         x = F.embedding(tokens, model.embed_tokens.weight)  # (batch, hidden)
         if model.config.position == "learned":
             x = x + F.embedding(positions.reshape(-1), cast(nn.Embedding, model.embed_positions).weight)
@@ -103,9 +106,13 @@ class PackedStep:
         self, layer: int, attention: CausalSelfAttention, qkv: Tensor, cos_sin: tuple[Tensor, ...], mask: Tensor | None
     ) -> Tensor:
         """(batch, (heads + 2 kv_heads) × head_dim) -> (batch, heads × head_dim)."""
-        batch, heads, kv_heads, head_dim = len(qkv), self._heads, self._kv_heads, self._head_dim
+        batch = len(qkv)
+        heads = self._heads
+        kv_heads = self._kv_heads
+        head_dim = self._head_dim
         every = qkv.view(batch, heads + 2 * kv_heads, 1, head_dim)
-        both, value = every[:, : heads + kv_heads], every[:, heads + kv_heads :]  # both: query and key
+        both = every[:, : heads + kv_heads]  # query and key
+        value = every[:, heads + kv_heads :]
         if not isinstance(attention.q_norm, nn.Identity):
             both = torch.cat((attention.q_norm(both[:, :heads]), attention.k_norm(both[:, heads:])), dim=1)
         if cos_sin:
@@ -124,7 +131,8 @@ Function = Callable[[Tensor], Tensor]
 def _packed(*layers: nn.Linear) -> Function:
     """Linear layers with the same input as one, (batch, in) -> (batch, out of all)."""
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
+    outputs = sum(len(weight) for weight in weights)
+    inputs = weights[0].shape[1]
     if outputs > inputs:
         matrix = torch.empty(inputs, outputs, dtype=weights[0].dtype)
         torch.cat([weight.t() for weight in weights], dim=1, out=matrix)
@@ -140,7 +148,8 @@ def _packed(*layers: nn.Linear) -> Function:
 def _packed_mlp(mlp: nn.Module) -> Function:
     """An MLP, (batch, hidden) -> (batch, hidden); a class of the user's own is called as it is."""
     if isinstance(mlp, SwiGLU | MemoryOptimizedSwiGLU) and type(mlp) in (SwiGLU, MemoryOptimizedSwiGLU):
-        gate_up, down = _packed(mlp.gate_proj, mlp.up_proj), _packed(mlp.down_proj)
+        gate_up = _packed(mlp.gate_proj, mlp.up_proj)
+        down = _packed(mlp.down_proj)
 
         def gated(x: Tensor) -> Tensor:
             gate, up = gate_up(x).chunk(2, dim=-1)
@@ -148,7 +157,9 @@ def _packed_mlp(mlp: nn.Module) -> Function:
 
         return gated
     if type(mlp) is MLP:
-        up, activation, down = _packed(mlp.up_proj), mlp.activation, _packed(mlp.down_proj)
+        up = _packed(mlp.up_proj)
+        activation = mlp.activation
+        down = _packed(mlp.down_proj)
         return lambda x: down(activation(up(x)))
     return lambda x: cast(Tensor, mlp(x.unsqueeze(1)).squeeze(1))
 

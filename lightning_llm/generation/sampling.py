@@ -48,7 +48,10 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        top_k, top_p, min_p, inf = self.top_k, self.top_p, self.min_p, float("inf")
+        top_k = self.top_k
+        top_p = self.top_p
+        min_p = self.min_p
+        inf = float("inf")
         penalty = self.repetition_penalty
         ranges = {
             "temperature": (
@@ -124,7 +127,8 @@ def pick(logits: Tensor, numbers: Tensor | None) -> Tensor:
         (batch,) token ids on that device; -1 where the logits are NaN.
     """
     if numbers is None:
-        tokens, is_number = logits.argmax(dim=-1), logits.isfinite().any(dim=-1)
+        tokens = logits.argmax(dim=-1)
+        is_number = logits.isfinite().any(dim=-1)
     else:
         reached = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
         tokens = torch.searchsorted(reached, numbers * reached[:, -1:], right=True).squeeze(-1)
@@ -152,12 +156,14 @@ class Draws:
             content = repr((seed, copies[prompt], prompt)).encode()
             digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
             self._generators.append(torch.Generator().manual_seed(digest % 2**63))
-        self._block, self._used = torch.empty(0), _DRAWN_AT_ONCE
+        self._block = torch.empty(0)
+        self._used = _DRAWN_AT_ONCE
 
     def next(self) -> Tensor:
         """(batch, 1), float64 in [0, 1)."""
         if self._used == _DRAWN_AT_ONCE:
             rows = [torch.rand(_DRAWN_AT_ONCE, generator=each, dtype=torch.float64) for each in self._generators]
-            self._block, self._used = torch.stack(rows).to(self._device), 0
+            self._block = torch.stack(rows).to(self._device)
+            self._used = 0
         self._used += 1
         return self._block[:, self._used - 1 : self._used]

@@ -99,7 +99,8 @@ def score(model: nn.Module, ids: Iterable[int], *, stride: int | None = None) ->
     stride = max(1, context // 2) if stride is None else stride
     if not 1 <= stride < context:
         raise ValueError(f"stride must be at least 1 and below the model's context of {context}, got {stride}")
-    total, device = Score(), transformer.embed_tokens.weight.device.type
+    total = Score()
+    device = transformer.embed_tokens.weight.device.type
     rows = max(1, TOKENS_AT_ONCE.get(device, TOKENS_AT_ONCE["cpu"]) // context)
     for (_, scored), alike in itertools.groupby(windows(ids, context, stride), lambda one: (len(one[0]), one[1])):
         while some := [window for window, _ in itertools.islice(alike, rows)]:
@@ -114,7 +115,8 @@ def windows(ids: Iterable[int], context: int, stride: int) -> Iterator[Window]:
     for token in ids:
         if len(window) == context:  # more follow: this window is complete
             yield window, min(new, context - 1)  # a text's first token is not predicted
-            window, new = window[stride:], 0
+            window = window[stride:]
+            new = 0
         window.append(token)
         new += 1
     if min(new, len(window) - 1) > 0:
@@ -129,7 +131,8 @@ def _score_windows(model: Transformer, windows: list[list[int]], scored: int) ->
     if max(map(max, windows)) >= (model.config.vocab_size or 0):  # a GPU would report it too late
         raise IndexError(f"a token id is beyond the vocabulary of {model.config.vocab_size}")
     ids = torch.tensor(windows, device=model.embed_tokens.weight.device)
-    hidden, targets = model(ids)[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
+    hidden = model(ids)[:, -scored - 1 : -1].flatten(0, 1)
+    targets = ids[:, -scored:].flatten()
     repeated = repeated_bigrams(ids[:, :-1], ids[:, 1:])[:, -scored:].flatten()
     nats = recall_nats = 0.0
     rows = max(1, LOGITS_AT_ONCE // model.lm_head.out_features)

@@ -36,7 +36,8 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
             raise ValueError("stop: a stop string must have at least one character, got ''")
-        self._stops, self._held = list(stops), ""
+        self._stops = list(stops)
+        self._held = ""
         self.is_found = False
 
     def push(self, text: str) -> str:
@@ -48,7 +49,8 @@ class StopStrings:
         starts = {stop: text.find(stop) for stop in self._stops}
         matches = [(start + len(stop), start) for stop, start in starts.items() if start >= 0]
         if matches:
-            self.is_found, self._held = True, ""
+            self.is_found = True
+            self._held = ""
             return text[: min(matches)[1]]
         # how many characters at the end of the text a stop string begins with
         lengths = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))

@@ -26,7 +26,8 @@ _HARMLESS = """
     reorder_and_upcast_attn
 """
 HARMLESS = frozenset(_HARMLESS.split())
-UNSCALED, WHOLE_HEAD = (None, 1, 1.0), "all of a head is rotated here"
+UNSCALED = (None, 1, 1.0)
+WHOLE_HEAD = "all of a head is rotated here"
 
 
 def _is_finite(value: object) -> bool:

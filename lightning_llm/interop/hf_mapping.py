@@ -86,7 +86,7 @@ class TensorMap:
 
 
 def _of_all_classes(config: ModelConfig) -> dict[str, bool]:
-    """What every class needs, and whether a model has it. A loss is no part of what is exported."""
+    """Requirements of every class, and whether a model meets them. A loss is no part of what is exported."""
     return {
         f"attention {config.attention!r}: it has full attention": config.attention == "full",
         "layers: all of its layers are alike": config.layers is None,
@@ -189,7 +189,9 @@ class GPT2Mapping:
 
     def mismatches(self, config: ModelConfig) -> list[str]:
         """Why the class cannot compute a model; empty if it can."""
-        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        heads = config.num_attention_heads
+        kv_heads = config.num_key_value_heads
+        head_dim = config.head_dim
         assert head_dim is not None
         fits = {
             f"norm {config.norm!r}: it has layernorm": config.norm == "layernorm",

@@ -19,7 +19,9 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.model.weights import only_finite
 
-CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 FIRST = "layers.0."
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 # Constants that older versions saved: the rotation, and GPT-2's causal mask.
@@ -89,7 +91,8 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
         mapping = mapping_in(content)
         fields = Fields(content)
         config = _config(mapping, fields)
-    weights, prefix = stored_weights(path), mapping.prefix
+    weights = stored_weights(path)
+    prefix = mapping.prefix
     if not any(name.startswith(prefix) for name in weights):  # saved without its head, such as GPT-2 itself
         weights = {name if name.startswith("lm_head.") else prefix + name: each for name, each in weights.items()}
     shapes = _shapes(config)
@@ -218,7 +221,8 @@ def _read_tokenizer(folder: Path) -> str | None:
 def _with_boundaries(path: Path, content: dict[str, object], tokenizer: Tokenizer) -> tuple[Tokenizer, list[str]]:
     """The tokenizer with the tokens around a text that the model was trained with, and notes on them."""
     notes = []
-    given, end = content.get("eos_token_id"), tokenizer.eos_token_id
+    given = content.get("eos_token_id")
+    end = tokenizer.eos_token_id
     if given is not None and end not in (given if isinstance(given, list) else [given]):
         first = given[0] if isinstance(given, list) and given else given
         if type(first) is int and (name := tokenizer.added_tokens.get(first)):

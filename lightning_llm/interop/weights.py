@@ -24,8 +24,11 @@ from lightning_llm.io.untrusted import MIB, check_regular, file_in, open_regular
 
 SINGLE, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
-LARGEST_HEADER, MOST_FILES = 4 * MIB, 10_000  # some 40,000 tensors: twice those of 2,000 layers
-LARGEST_HEADERS, MOST_TENSORS = 32 * MIB, 1 << 18  # of a folder; DeepSeek-V3 has 10 MiB and 91,991, a second's work
+LARGEST_HEADER = 4 * MIB  # some 40,000 tensors: twice those of 2,000 layers
+MOST_FILES = 10_000
+# of a folder; DeepSeek-V3 has 10 MiB and 91,991, a second's work
+LARGEST_HEADERS = 32 * MIB
+MOST_TENSORS = 1 << 18
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 

@@ -84,7 +84,8 @@ def export_model(
             empty.
         OSError: The folder could not be written.
     """
-    config, out = model.config, Path(out)
+    config = model.config
+    out = Path(out)
     mapping = mapping_for(config)
     parsed = None if tokenizer is None else Tokenizer.from_str(tokenizer)
     if parsed is not None:
@@ -120,7 +121,8 @@ def outgoing(model: Transformer, mapping: HFMapping) -> list[Outgoing]:
 
 
 def _outgoing(tensor: TensorMap, parts: list[Tensor]) -> Outgoing:
-    shape, dtype = (sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    dtype = parts[0].dtype
     if dtype not in DTYPE_NAMES:
         raise ValueError(f"tensor {tensor.name} is of {dtype}, which is not exported")
 

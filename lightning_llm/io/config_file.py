@@ -69,7 +69,7 @@ def read_config(file: Path) -> Section:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a text of YAML stands for. Errors as in :func:`check_yaml`."""
+    """Value of a YAML text. Errors as in :func:`check_yaml`."""
     check_yaml(text)
     return yaml.load(text, Loader=_LOADER)
 
@@ -148,7 +148,8 @@ def _refuse_repeated(keys: list[yaml.Node]) -> None:
     for key in keys:
         if not isinstance(key, yaml.ScalarNode):
             raise HostileYAMLError(f"a name that is a list or a mapping, in line {key.start_mark.line + 1}")
-        name, line = (key.tag, key.value), key.start_mark.line + 1
+        name = (key.tag, key.value)
+        line = key.start_mark.line + 1
         if name in lines:
             where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
             raise HostileYAMLError(f"{key.value!r} is given twice, in {where}: leave one out")

@@ -48,7 +48,7 @@ class Console(rich.console.Console):
 
 
 def room(width: int, columns: Iterable[Sequence[str]]) -> int:
-    """What the first column of a table with ``SIMPLE_HEAD`` may take; ``columns`` are the texts of the others."""
+    """Width left for the first column of a table with ``SIMPLE_HEAD``; ``columns`` are the texts of the others."""
     return width - 2 - sum(3 + max(map(len, column)) for column in columns)
 
 

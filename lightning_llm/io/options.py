@@ -13,14 +13,15 @@ def option(default: Any, expected: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def number(default: float, expected: str, fits: Callable[[float], bool]) -> Any:
-    """As :func:`option`, for a number."""
+    """Option like :func:`option`, for a number."""
     return option(default, expected, lambda value: is_number(value) and fits(value))
 
 
 def option_problems(options: Any) -> Iterator[str]:
     """A line for each option of a dataclass with a value that it does not accept."""
     for field in dataclasses.fields(options):
-        value, choices = getattr(options, field.name), get_args(field.type)
+        value = getattr(options, field.name)
+        choices = get_args(field.type)
         if get_origin(field.type) is Literal and value not in choices:
             yield f"{field.name} {shown(value)} is unknown: choose one of {', '.join(choices)}"
         elif "fits" in field.metadata and not field.metadata["fits"](value):

@@ -1,4 +1,4 @@
-"""Whose code runs: what this process may import, and what a file from somebody else may name. No torch.
+"""Trust in code: what this process may import, and what a file from somebody else may name. No torch.
 
 An import path such as ``my_parts.MLP`` is *custom* if it leads outside this package. Files name custom classes in two
 places: configs, and the architecture of a checkpoint. There are two policies:
@@ -76,7 +76,8 @@ def texts_in(value: object) -> Iterator[str]:
     Raises:
         ValueError: There are too many, or a class is not written as the parser reads it.
     """
-    queue, seen = [(value, 0)], dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
+    queue = [(value, 0)]
+    seen = dict[Any, object]()  # what was met by its id, which no other value can have meanwhile
     count = 0
     for inner, level in queue:
         count += isinstance(inner, str)

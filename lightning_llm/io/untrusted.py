@@ -83,7 +83,8 @@ def file_in(folder: Path, name: object) -> Path:
     """
     if not isinstance(name, str) or name in ("", ".", "..") or not {"/", "\\", "\0"}.isdisjoint(name):
         raise ValueError(f"{folder} names the file {shown(name)}, expected the plain name of a file in this folder")
-    path, home = folder / name, Path(os.path.realpath(folder))
+    path = folder / name
+    home = Path(os.path.realpath(folder))
     homes = [home, home.parents[1] / BLOBS] if home.parent.name == SNAPSHOTS else [home]
     if not any(map(Path(os.path.realpath(path)).is_relative_to, homes)):
         raise ValueError(f"{path} is a link that points outside the folder: put the file itself there")

@@ -84,7 +84,9 @@ def findings(run: Trace, judge: Trace, noises: Sequence[Rounding], unit: float) 
 
 class _Comparison:
     def __init__(self, judge: Trace, noises: Sequence[Rounding], unit: float) -> None:
-        self.judge, self._noises, self._unit = judge, noises, unit
+        self.judge = judge
+        self._noises = noises
+        self._unit = unit
 
     def __call__(
         self, label: str, phase: str, what: str, value: Array, kind: str, key: str, size: float = 0.0
@@ -116,7 +118,8 @@ def _with_same_input(label: str, run: Trace, compare: _Comparison) -> str | None
 
 def _with_uncalled(judge: Trace) -> list[str]:
     """The modules in forward order, with those whose parameters are used without a call: after the one before it."""
-    order, before = list(judge.order), ""
+    order = list(judge.order)
+    before = ""
     for label in dict.fromkeys(map(_owner, judge.gradients)):
         if label not in order:
             order.insert(order.index(before) + 1 if before else 0, label)

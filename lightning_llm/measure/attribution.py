@@ -1,4 +1,4 @@
-"""Whose bytes are live: one training step under a meter that knows the category and the module of every storage.
+"""Owners of live bytes: one training step under a meter that knows the category and the module of every storage.
 
     meter = AttributedMeter(model, optimizers, inputs=batch)
     meter.begin("forward")
@@ -35,7 +35,10 @@ from lightning_llm.io.untrusted import number_in
 from lightning_llm.measure.meter import MemoryMeter, Watched, parts_of, tensors_in
 from lightning_llm.measure.timeline import Event, Owner, Timeline
 
-HEAD, LOSS, OPTIMIZER, UNKNOWN = "lm_head", "loss", "optimizer", "unknown"
+HEAD = "lm_head"
+LOSS = "loss"
+OPTIMIZER = "optimizer"
+UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass
@@ -64,7 +67,8 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()
         self.failed_in: tuple[str, str] | None = None
-        self._model, self._optimizers = model, list(optimizers)
+        self._model = model
+        self._optimizers = list(optimizers)
         self._prefix = _common_prefix(model)
         names = (module_label(name, self._prefix) for name, _ in model.named_modules())
         self._outside = HEAD if HEAD in names else LOSS
@@ -73,7 +77,9 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         }
         self._running: list[str] = []
         self._births: list[tuple[int, str]] = []  # from this sequence number on, autograd's nodes are this module's
-        self._phase, self._operator, self._met = "", 0, 0
+        self._phase = ""
+        self._operator = 0
+        self._met = 0
         self._device = next((p.device.type for p in model.parameters()), None)
         self._events: list[Event] = []
         self._marks: list[tuple[int, str]] = []
@@ -96,7 +102,8 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
             self._find_activations()
         elif self._phase == "backward":
             self._find_gradients()
-        self._phase, self._running = phase, []
+        self._phase = phase
+        self._running = []
         self._marks.append((self._operator, phase))
 
     def close(self) -> None:
@@ -108,7 +115,7 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
         self._find_state()
 
     def timeline(self) -> Timeline:
-        """What was live during the step."""
+        """Timeline of the bytes that were live during the step."""
         rest = max(0, self._unseen - self._met)  # what was met existed before, so the allocator counted it
         events = [Event(0, rest, Owner("other", UNKNOWN))] if rest else []
         return Timeline([*events, *self._events], self._marks, self._operator)
@@ -128,7 +135,8 @@ class AttributedMeter(MemoryMeter):  # type: ignore[no-untyped-call]
             self._watch(part, "excluded")
             watched = self._watched.get(id(part.untyped_storage()))
             if isinstance(watched, _Owned) and watched.category in ("temporary", "activations", "other"):
-                watched.category, watched.module = category, module
+                watched.category = category
+                watched.module = module
 
     def _find_activations(self) -> None:
         for watched in list(self._watched.values()):

@@ -25,7 +25,7 @@ _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class ResidentSet:
-    """Of the process that makes it: keeps the system's file open, since opening it takes 11 of 13 µs."""
+    """Resident set of the process that makes it: keeps the system's file open, since opening it takes 11 of 13 µs."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -68,7 +68,7 @@ def high_water_bytes() -> int:
 
 
 def quick_high_water_bytes() -> int:
-    """As ``getrusage`` has it: a microsecond, but not below the highest of the parent."""
+    """High-water mark by ``getrusage``: a microsecond, but not below the highest of the parent."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
 
 
@@ -110,7 +110,8 @@ class Gauge(abc.ABC):
         """One look at the counters. Nothing is waited for."""
         live, high = self.counters()
         peak = max(live, self._live, high if high != self._high else 0)
-        self._live, self._high = live, high
+        self._live = live
+        self._high = high
         return Reading(live, peak)
 
 

@@ -128,7 +128,8 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.layout != torch.strided:
             return  # has no storage of its own; what it is made of came by before
         storage = tensor.untyped_storage()
-        key, nbytes = id(storage), storage.nbytes()
+        key = id(storage)
+        nbytes = storage.nbytes()
         watched = self._watched.get(key)
         if watched is None:
             reference = weakref.ref(storage, lambda _: self._forget(key))

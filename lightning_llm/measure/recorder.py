@@ -1,4 +1,4 @@
-"""What every module of a model computes in a training step: its output, and the gradients of its input and parameters.
+"""Record of every module of a model in a training step: its output, and the gradients of its input and parameters.
 
     with Recorder(model) as recorder:
         with recorder.forward():
@@ -33,7 +33,7 @@ Arrays = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What a step computed, in float64, by module; without torch, so that another process can send it.
+    """Arrays that a step computed, in float64, by module; without torch, so that another process can send them.
 
     Attributes:
         order: The modules, in the order in which their forward begins.
@@ -89,14 +89,16 @@ class Recorder:
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
         """A forward pass. What backward runs again is not recorded."""
-        self._records, self._calls, self._running = True, Counter(), []
+        self._records = True
+        self._calls = Counter()
+        self._running = []
         try:
             yield
         finally:
             self._records = False
 
     def trace(self, gradients: Mapping[str, Tensor | None], dim: int = 0) -> Trace:
-        """What was recorded.
+        """Trace of the recorded step.
 
         Args:
             gradients: Of the parameters, by name.

@@ -17,7 +17,7 @@ SAMPLES = 400  # of a step
 
 @dataclasses.dataclass
 class Owner:
-    """Whose bytes they are; known when the step is over."""
+    """Owner of bytes; known when the step is over."""
 
     category: str
     module: str
@@ -33,7 +33,7 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MemorySample:
-    """What is live at one point in the step.
+    """Live bytes at one point in the step.
 
     Attributes:
         operator: Operators run so far.
@@ -71,7 +71,8 @@ class Timeline:
 
     def __init__(self, events: Sequence[Event], marks: Sequence[tuple[int, str]], operators: int) -> None:
         self._events = sorted(events, key=lambda event: event.operator > 0)  # stable
-        self.marks, self.operators = list(marks), operators
+        self.marks = list(marks)
+        self.operators = operators
         self._totals = list(itertools.accumulate(event.change for event in self._events))
 
     @property
@@ -98,20 +99,23 @@ class Timeline:
 
     def samples(self) -> list[MemorySample]:
         """The step in at most ``SAMPLES`` intervals, each by its own peak: the step's is among them."""
-        count, intervals = len(self._totals), min(SAMPLES, len(self._totals))
+        count = len(self._totals)
+        intervals = min(SAMPLES, len(self._totals))
         starts = [number * count // intervals for number in range(intervals)]
         places = {self._highest(start, end) for start, end in itertools.pairwise([*starts, count])}
         places = {place for place in places if self._events[place].operator > 0} | {self._place(0)}
         return self.points(sorted(places))
 
     def points(self, places: Iterable[int]) -> list[MemorySample]:
-        """What is live after each of these events, given in order."""
+        """Live bytes after each of these events, given in order."""
         table: Counter[tuple[str, str]] = Counter()
-        found, done = [], 0
+        found = []
+        done = 0
         for place in places:
             for event in self._events[done : place + 1]:
                 table[event.owner.category, event.owner.module] += event.change
-            done, operator = place + 1, self._events[place].operator
+            done = place + 1
+            operator = self._events[place].operator
             live = {key: size for key, size in table.items() if size}
             found.append(MemorySample(operator, self.phase_at(operator), live))
         return found

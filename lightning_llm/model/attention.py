@@ -46,13 +46,17 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert config.head_dim is not None
         assert config.num_key_value_heads is not None
-        self.layer, self.head_dim, self.dropout, self.softcap = layer, config.head_dim, config.dropout, softcap
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.dropout = config.dropout
+        self.softcap = softcap
         width, kv_width = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.attention_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
-        self.q_norm, self.k_norm = build_head_norm(config), build_head_norm(config)
+        self.q_norm = build_head_norm(config)
+        self.k_norm = build_head_norm(config)
 
     def prepare(self, x: Tensor, context: Context) -> None:
         """Leave what all layers share in ``context.shared``; called before the first block.
@@ -82,7 +86,8 @@ class CausalSelfAttention(nn.Module):
         query, key, value = (
             each.view(*each.shape[:-1], -1, self.head_dim) for each in self.projections(x, context)
         )  # (batch, seq, heads, head_dim)
-        query, key = self.q_norm(query).to(value.dtype), self.k_norm(key).to(value.dtype)
+        query = self.q_norm(query).to(value.dtype)
+        key = self.k_norm(key).to(value.dtype)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (batch, heads, seq, head_dim)
         query, key = context.rotate(query, key)
         return query, key, value
@@ -148,7 +153,9 @@ def dot_product_attention(
     Returns:
         (batch, heads, seq, head_dim).
     """
-    seq, keys, mask = query.shape[-2], key.shape[-2], context.mask
+    seq = query.shape[-2]
+    keys = key.shape[-2]
+    mask = context.mask
     window = None if window is None or window >= keys else window
     if context.cache is not None and keys > seq:
         key, value, mask, window = _after_cache(key, value, context, seq, window)
@@ -190,7 +197,7 @@ def _after_cache(
 
 
 def _visible(context: Context, new: int, keys: int, window: int | None) -> Tensor:
-    """Which positions of a cache the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
+    """Positions of a cache that the new ones see: (new, keys), or (batch, 1, 1, keys) for rows of unequal length."""
     assert context.cache is not None
     positions = context.cache.positions(new)[..., None]
     key_positions = torch.arange(keys, device=context.positions.device)
@@ -252,7 +259,7 @@ def _kernels(query: Tensor, form: str) -> AbstractContextManager[None]:
 
 
 def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float | None) -> ScoreMod:
-    """What is done to the scores: the cap, and the bias of the positions."""
+    """Function that changes the scores: by the cap, and by the bias of the positions."""
     position, positions = context.position, context.positions
     key_positions = positions if context.cache is None else torch.arange(first_key, num_keys, device=positions.device)
 
@@ -263,7 +270,8 @@ def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float |
             return scores
         bias = position.score_bias(positions[..., queries], key_positions[..., keys])
         if bias is None or bias.shape[-3:] != scores.shape[1:]:
-            expected, got = tuple(scores.shape[1:]), None if bias is None else tuple(bias.shape)
+            expected = tuple(scores.shape[1:])
+            got = None if bias is None else tuple(bias.shape)
             raise ValueError(
                 f"position {type(position).__qualname__}: score_bias must return (heads, queries, keys), here "
                 f"{expected}, got {got}"
@@ -281,13 +289,14 @@ def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Span
 
 def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
     """The spans, with the blocks of FlexAttention where that computes the attention."""
-    device, seq = device_type(spans.start), spans.start.shape[1]
+    device = device_type(spans.start)
+    seq = spans.start.shape[1]
     form = sizes.attention_form(device, dtype.itemsize, head_dim, seq, mask="spans", dropout=0.0)
     return with_flex_blocks(spans) if form == "flex" else spans
 
 
 def attention_kernel(config: ModelConfig, seq: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Which kernel of torch computes causal attention in training: ``cudnn``, ``flash``, ``efficient`` or ``math``.
+    """Kernel of torch for causal attention in training: ``cudnn``, ``flash``, ``efficient`` or ``math``.
 
     It depends on the versions of torch and cuDNN and on the GPU.
     """

@@ -97,7 +97,8 @@ class Block(Compilable):
         """Add a norm of the config's kind, over the residual stream."""
         if name is not None:
             config, layer, seed = self._made_from
-            path, size = f"layers.{layer}.{name}", config.hidden_size
+            path = f"layers.{layer}.{name}"
+            size = config.hidden_size
             self.add_module(name, build("norm", config, seed=seed, path=path, layer=layer, size=size))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -128,8 +128,9 @@ def _check_call(
 
 
 def _misfit(kind: str, name: str, make: Callable[..., Any], error: Exception) -> str:
-    """What a constructor of the user's choice made of what it was given, and where."""
-    place, reason = "", " ".join(f"{type(error).__name__}: {error}".split())
+    """Message about a constructor of the user's choice that failed with what it was given, and where."""
+    place = ""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
     for frame, line in walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == make.__module__:
             place = f" ({frame.f_code.co_filename}, line {line})"

@@ -225,7 +225,8 @@ class ModelConfig:
 
     def _type_problems(self) -> Iterator[str]:
         for field in dataclasses.fields(self):
-            value, (fits, expected) = getattr(self, field.name), KINDS.get(field.type, (None, ""))
+            value = getattr(self, field.name)
+            fits, expected = KINDS.get(field.type, (None, ""))
             if fits and not fits(value):
                 yield f"{field.name} must be {expected}, got {shown(value)}"
         for kind in BUILT_IN:
@@ -280,7 +281,7 @@ class ModelConfig:
             )
 
     def _attention_problems(self) -> Iterator[str]:
-        """What a built-in attention cannot have."""
+        """Problems with options that a built-in attention cannot have."""
         name, position = name_of(self.attention), name_of(self.position)
         if (built_in := BUILT_IN["attention"].get(name)) is None:
             return

@@ -1,4 +1,4 @@
-"""What the parts of one forward pass share, and the check of what a part returns."""
+"""Values that the parts of one forward pass share, and the check of what a part returns."""
 
 from typing import Any, NamedTuple
 

@@ -44,7 +44,9 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         assert config.intermediate_size is not None
-        self.top_k, self.load_balancing, self.z_loss = top_k, load_balancing, z_loss
+        self.top_k = top_k
+        self.load_balancing = load_balancing
+        self.z_loss = z_loss
         self.router = nn.Linear(config.hidden_size, num_experts, bias=False)
         sizes = config.hidden_size, config.intermediate_size
         self.experts = nn.ModuleList(SwiGLU(*sizes, bias=config.mlp_bias) for _ in range(num_experts))

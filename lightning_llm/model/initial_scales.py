@@ -65,7 +65,8 @@ def scales_of_blocks(blocks: Iterable[tuple[str, Block, int]], config: ModelConf
     """The scale of each role in the blocks of a model, before there is one; ``blocks``: :func:`one_of_each_kind`."""
     found: list[tuple[str, float, int]] = []
     for path, block, times in blocks:
-        stds, residual = assigned_stds(block, config, path), residual_paths(block, path)
+        stds = assigned_stds(block, config, path)
+        residual = residual_paths(block, path)
         found += [(role, times * square, times * n) for role, square, n in _squares(block, stds, residual, path)]
     return _by_role(found)
 

@@ -94,7 +94,8 @@ def drawing(seed: int, name: str) -> Iterator[None]:
         name: The module's name inside ``Transformer``.
     """
     # The global generator of numpy, since a constructor draws from it
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002
     own = seed_of(seed, name)
     try:
         with torch.random.fork_rng(devices=()):
@@ -113,7 +114,8 @@ def construct(part: Part) -> nn.Module:
     Raises:
         ValueError: A parameter has no shape, or has other values each time; ``residual_outputs`` names no submodule.
     """
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    device = torch.get_default_device()
+    dtype = torch.get_default_dtype()
     if device.type == "meta" or traced.current() is not None:  # no values to record
         with drawing(part.seed, part.path):
             made = part.make()

@@ -35,7 +35,10 @@ class KVCache:
     def __init__(
         self, config: ModelConfig, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.max_length, self.dtype, self._device, self._batch_size = max_length, dtype, device, batch_size
+        self.max_length = max_length
+        self.dtype = dtype
+        self._device = device
+        self._batch_size = batch_size
         self._stores: list[dict[str, Tensor]] = [{} for _ in range(config.num_hidden_layers)]
         self._rows: slice | None = None  # of the stores, those that this cache has; all
         self._expected: list[int] | None = None
@@ -58,7 +61,7 @@ class KVCache:
         return steps + self.length if self.is_even else self._rows_and_ends()[1][:, None] + steps
 
     def mask(self, new: int) -> Tensor | None:
-        """Which positions the next token of each row sees, its own among them.
+        """Mask of the positions that the next token of each row sees, its own among them.
 
         Args:
             new: Number of new tokens: several only where all rows are of one length.
@@ -95,7 +98,7 @@ class KVCache:
         return self.extend(layer, "key", key), self.extend(layer, "value", value)
 
     def extend(self, layer: int, name: str, new: Tensor) -> Tensor:
-        """As :meth:`append`, for anything that a layer needs of earlier positions.
+        """Append like :meth:`append`, for anything that a layer needs of earlier positions.
 
         Args:
             layer: Index of the block.
@@ -126,7 +129,7 @@ class KVCache:
         return store[:, :, :end]
 
     def state(self, layer: int, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """What a layer carries from one call to the next, whatever the length: (batch, …), to be written in place.
+        """State of a layer from one call to the next, whatever the length: (batch, …), to be written in place.
 
         It is zero where a row is empty, and cannot go back: :meth:`set_lengths` of fewer positions does not change it.
 
@@ -150,7 +153,7 @@ class KVCache:
         self._expected = list(lengths)
 
     def is_token(self, new: int) -> Tensor | None:
-        """Which of the next ``new`` positions are no padding: (batch, new), bool; ``None``: all."""
+        """Mask of the next ``new`` positions, true where they are no padding: (batch, new), bool; ``None``: all."""
         if self._expected is None or min(self._expected) == new:
             return None
         lengths = torch.tensor(self._expected, device=self._device)
@@ -166,7 +169,8 @@ class KVCache:
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Set how many positions of each row are filled: fewer than were written where a prompt was padded."""
-        self.lengths, self._ends = list(lengths), None
+        self.lengths = list(lengths)
+        self._ends = None
 
     def row(self, index: int) -> "KVCache":
         """An empty cache of one row that shares this one's memory, and has a length of its own."""

@@ -58,7 +58,7 @@ def layer_form_problems(layers: Any) -> Iterator[str]:
 
 
 def layer_problems(config: Config) -> Iterator[str]:
-    """What is wrong with the layers of a config that is sound otherwise."""
+    """Problems with the layers of a config that is sound otherwise."""
     if config.layers is None:
         return
     if len(config.layers) > config.num_hidden_layers:

@@ -23,7 +23,9 @@ class CrossEntropy(nn.Module):
 
     def __init__(self, config: ModelConfig, *, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.vocab_size, self.z_loss, self.label_smoothing = config.vocab_size, z_loss, label_smoothing
+        self.vocab_size = config.vocab_size
+        self.z_loss = z_loss
+        self.label_smoothing = label_smoothing
 
     def forward(
         self,
@@ -46,7 +48,8 @@ class CrossEntropy(nn.Module):
             Sum and count, scalars in float32 at least.
         """
         check_token_weights(weights, targets, "weights of a batch")
-        counted, wide = targets != IGNORED, torch.promote_types(hidden.dtype, torch.float32)
+        counted = targets != IGNORED
+        wide = torch.promote_types(hidden.dtype, torch.float32)
         count = counted.sum().to(wide) if weights is None else weights.to(wide).where(counted, 0).sum()
         return self._losses(hidden, head, targets, weights, num_chunks, "sum"), count
 
@@ -83,7 +86,8 @@ class CrossEntropy(nn.Module):
 
     def _all_at_once(self, logits: Tensor, targets: Tensor, weights: Tensor | None, reduction: str) -> Tensor:
         shape = targets.shape
-        logits, targets = logits[..., : self.vocab_size].flatten(0, -2), targets.flatten()
+        logits = logits[..., : self.vocab_size].flatten(0, -2)
+        targets = targets.flatten()
         is_sum = weights is None and not self.z_loss and reduction == "sum"
         options: Any = {"reduction": "sum" if is_sum else "none", "label_smoothing": self.label_smoothing}
         losses = F.cross_entropy(logits, targets, ignore_index=IGNORED, **options)

@@ -120,11 +120,15 @@ class MemoryOptimizedSwiGLU(SwiGLU):
         projections = self.gate_proj, self.up_proj, self.down_proj
         if not all(is_plain(projection, nn.Linear) and projection.bias is None for projection in projections):
             return super().forward(x if norm is None else norm(x))
-        level, norm_weight, norm_eps = self.checkpoint_level, None, 1e-6
+        level = self.checkpoint_level
+        norm_weight = None
+        norm_eps = 1e-6
         if isinstance(norm, nn.RMSNorm) and _is_plain_norm(norm):
-            norm_weight, norm_eps = norm.weight, norm.eps or 0.0
+            norm_weight = norm.weight
+            norm_eps = norm.eps or 0.0
         elif norm is not None:
-            x, level = norm(x), min(level, 1)
+            x = norm(x)
+            level = min(level, 1)
         gate, up, down = (projection.weight for projection in projections)
         return memory_optimized_swiglu(
             x, gate, up, down, checkpoint_level=level, norm_weight=norm_weight, norm_eps=norm_eps

@@ -28,7 +28,8 @@ from typing import Any
 from lightning_llm.io.untrusted import shown
 from lightning_llm.model.parts import BUILT_IN
 
-MUP_OPTIONS, MOST_BASE = ("base_width", "base_head_dim"), 2**16
+MUP_OPTIONS = ("base_width", "base_head_dim")
+MOST_BASE = 2**16
 
 
 def width_factors(
@@ -37,7 +38,8 @@ def width_factors(
     """The table: factors of initial values and of learning rates, by pattern; the first applies."""
     if mup is None:
         return {}
-    m, q = hidden_size / mup["base_width"], math.sqrt(mup["base_head_dim"] / head_dim)
+    m = hidden_size / mup["base_width"]
+    q = math.sqrt(mup["base_head_dim"] / head_dim)
     query = {"*.q_proj.weight": (q / math.sqrt(m), q / m), "*.q_proj.bias": (q, q)}
     if qk_norm:  # it makes the scale of the projection irrelevant
         query = {"*.q_norm.weight": (q, q)}
@@ -45,7 +47,7 @@ def width_factors(
 
 
 def mup_problems(mup: dict[str, Any], names: Mapping[str, str], *, ties_embeddings: bool) -> Iterator[str]:
-    """What is wrong with the options of ``mup``, or with a model that has them.
+    """Problems with the options of ``mup``, or with a model that has them.
 
     Args:
         mup: The options.

@@ -33,7 +33,8 @@ class DynamicTanh(nn.Module):
     def __init__(self, size: int, *, eps: float, alpha: float = 0.5) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor([alpha]))
-        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, size) -> (…, size)."""

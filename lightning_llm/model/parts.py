@@ -217,7 +217,9 @@ def form_problems(kind: str, part: Any) -> Iterator[str]:
 
 def part_problems(kind: str, part: Part) -> Iterator[str]:
     """An unknown name, or an argument that a built-in part does not take."""
-    name, given, known = name_of(part), arguments_of(part), BUILT_IN[kind]
+    name = name_of(part)
+    given = arguments_of(part)
+    known = BUILT_IN[kind]
     if name in known:
         yield from _option_problems(kind, name, known[name].options, given)
     elif "." not in name or not is_custom(name):

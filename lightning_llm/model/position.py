@@ -35,7 +35,7 @@ class Position(nn.Module):
         return x
 
     def prepare(self, positions: Tensor, dtype: torch.dtype) -> Any:
-        """What :meth:`rotate` needs: computed once per forward pass, used by every block.
+        """Compute what :meth:`rotate` needs: once per forward pass, used by every block.
 
         Args:
             positions: (seq,) or (batch, seq).
@@ -81,7 +81,9 @@ class RotaryPositions(Position):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.rotary_dim, self.theta, self.scaling = config.rotary_dim, config.rope_theta, config.rope_scaling
+        self.rotary_dim = config.rotary_dim
+        self.theta = config.rope_theta
+        self.scaling = config.rope_scaling
 
     def prepare(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Cosines and sines, see :func:`rotation`."""
@@ -166,7 +168,8 @@ def _stretched(periods: Tensor, theta: float, scaling: dict[str, Any]) -> Tensor
         ]
         if scaling.get("truncate", True):
             bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
-        begin, end = max(bounds[0], 0), min(bounds[1], 2 * pairs - 1)
+        begin = max(bounds[0], 0)
+        end = min(bounds[1], 2 * pairs - 1)
         index = torch.arange(pairs, dtype=periods.dtype, device=periods.device)
         kept = 1 - ((index - begin) / (end - begin if end != begin else 0.001)).clamp(0, 1)
     return periods / ((1 - kept) / factor + kept)

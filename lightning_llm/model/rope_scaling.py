@@ -23,7 +23,7 @@ _ASCENDING = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_
 
 
 def scaling_problems(scaling: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with ``ModelConfig.rope_scaling``."""
+    """Problems with ``ModelConfig.rope_scaling``."""
     rope_type = scaling.get("rope_type")
     if not isinstance(rope_type, str) or rope_type not in ROPE_SCALINGS:
         choices = f"choose one of {', '.join(ROPE_SCALINGS)}, or leave rope_scaling out"
@@ -46,7 +46,7 @@ def scaling_problems(scaling: dict[str, Any]) -> Iterator[str]:
 
 
 def attention_factor(scaling: dict[str, Any]) -> float:
-    """What ``yarn`` multiplies cosines and sines by, and so the scores by its square; 1 for others.
+    """Factor of ``yarn`` for cosines and sines, and so, squared, for the scores; 1 for others.
 
     Peng et al. 2023, "YaRN", arXiv:2309.00071, section 3.4.
     """

@@ -122,7 +122,8 @@ class Transformer(Compilable):
         """
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids must have shape (batch, seq), got {tuple(input_ids.shape)}")
-        seq, longest = input_ids.shape[1], self.config.max_position_embeddings
+        seq = input_ids.shape[1]
+        longest = self.config.max_position_embeddings
         total = seq if cache is None else cache.length + seq
         if total > longest:
             raise ValueError(f"{total} positions are more than max_position_embeddings {longest}: shorten the input")
@@ -154,7 +155,8 @@ class Transformer(Compilable):
             if isinstance(layer, Block) and layer.leaves_sum(of_block):
                 x, branch = layer.terms(x, branch, of_block)
             else:
-                x, branch = layer(_sum(x, branch), of_block), None
+                x = layer(_sum(x, branch), of_block)
+                branch = None
         if cache is not None and self.uses_cache:
             cache.advance(input_ids.shape[1])
         out: Tensor = self.norm(_sum(x, branch))
@@ -168,7 +170,7 @@ class Transformer(Compilable):
         documents: Tensor | None,
         state: Any,
     ) -> tuple[Tensor, Context]:
-        """What enters the first block, (batch, seq, hidden), and what all blocks share."""
+        """Input of the first block, (batch, seq, hidden), and what all blocks share."""
         position = self.embed_positions
         mask: Mask | None = None if cache is None else cache.mask(input_ids.shape[1])
         positions, spans = self._positions(input_ids, positions, cache, documents)
@@ -211,7 +213,7 @@ class Transformer(Compilable):
         return torch.stack(found).sum() if found else None
 
     def _mask_of(self, spans: Spans, dtype: torch.dtype) -> Mask:
-        """What full attention takes in all layers: made once. Only those that need a mask can drop weights."""
+        """Mask of full attention in all layers: made once. Only those that need a mask can drop weights."""
         if self.training and self.config.dropout:
             return dense_mask(spans, dtype)
         return with_blocks(spans, dtype, self.config.head_dim or 0)

@@ -75,7 +75,8 @@ def assigned_stds(part: nn.Module, config: ModelConfig, name: str = "") -> dict[
         config: With the scales.
         name: The part's name inside the transformer.
     """
-    residual, scales = residual_paths(part, name), _scales(config)
+    residual = residual_paths(part, name)
+    scales = _scales(config)
     residual_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
     stds = {}
     for path, module, _ in _of_table(part, name):
@@ -103,7 +104,8 @@ def _rules(part: nn.Module, name: str) -> Iterator[tuple[str, InitialRule]]:
 
 def _of_table(part: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
     """The parameters to which the table applies, tied ones by their first name."""
-    kept, seen = kept_names(part, name), set()
+    kept = kept_names(part, name)
+    seen = set()
     for path, module in part.named_modules(prefix=name):
         for each, parameter in module.named_parameters(path, recurse=False):
             if id(parameter) not in seen and isinstance(module, TABLE_LAYERS) and each not in kept:

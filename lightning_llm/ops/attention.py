@@ -48,13 +48,17 @@ def _forward(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     Inputs and result are (heads, seq, head_dim), with the heads of all rows.
     """
     heads, seq, head_dim = query.shape
-    mask, tile = _triangle(seq, query.dtype, query.device, traced.current()), _tile(query)
+    mask = _triangle(seq, query.dtype, query.device, traced.current())
+    tile = _tile(query)
     out, *probabilities = _empty_results(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         for head_slice in sizes.slices(heads, tile.shape[0]):
             for (start, end), saved in zip(sizes.attention_blocks(seq), probabilities, strict=True):
-                p, q, k = saved[head_slice], query[head_slice, start:end], key[head_slice, :end]
-                scores, block_mask = part_of(tile, p.shape), mask[:, start:end, :end].expand(p.shape)
+                p = saved[head_slice]
+                q = query[head_slice, start:end]
+                k = key[head_slice, :end]
+                scores = part_of(tile, p.shape)
+                block_mask = mask[:, start:end, :end].expand(p.shape)
                 torch.baddbmm(block_mask, q, k.mT, alpha=head_dim**-0.5, out=scores)
                 torch.softmax(scores, dim=-1, out=p)
                 torch.bmm(p, value[head_slice, :end], out=out[head_slice, start:end])
@@ -71,7 +75,9 @@ def _backward(
     blocks = [*zip(sizes.attention_blocks(seq), probabilities, strict=True)][::-1]  # the last one has all the keys
     for head_slice in sizes.slices(heads, tile.shape[0]):
         for (start, end), saved in blocks:
-            p, q, d = saved[head_slice], query[head_slice, start:end], d_out[head_slice, start:end]
+            p = saved[head_slice]
+            q = query[head_slice, start:end]
+            d = d_out[head_slice, start:end]
             d_scores = torch.bmm(d, value[head_slice, :end].mT, out=part_of(tile, p.shape))
             torch.ops.aten._softmax_backward_data.out(d_scores, p, -1, d_scores.dtype, grad_input=d_scores)
             d_query[head_slice, start:end] = d_scores @ key[head_slice, :end]
@@ -110,7 +116,7 @@ def _empty_results(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
 
 
 def empty_gradients(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> list[Tensor]:
-    """Of queries, keys and values."""
+    """Empty gradients of queries, keys and values."""
     return [torch.empty_like(x) for x in (query, key, value)]
 
 

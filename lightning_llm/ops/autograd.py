@@ -105,7 +105,8 @@ def custom_op(
     # torch's decorator custom_op does the same, and checks at each call whether results are inputs, which takes longer
     own = _LIBRARIES[name] = library.Library("lightning_llm", "FRAGMENT")  # type: ignore[no-untyped-call]
     qualified = f"lightning_llm::{name}"
-    schema, tags = f"{name}({arguments}) -> Tensor[]", (torch.Tag.pt2_compliant_tag,)
+    schema = f"{name}({arguments}) -> Tensor[]"
+    tags = (torch.Tag.pt2_compliant_tag,)
     own.define(schema, tags=tags)  # type: ignore[no-untyped-call]
     own.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     library.register_fake(qualified, shapes, lib=own)

@@ -1,4 +1,4 @@
-"""What runs: the dtype of matmuls, how they are added up, and whether Triton kernels do the elementwise work."""
+"""Choice of what runs: dtype of matmuls, how they are added up, and whether Triton kernels do the elementwise work."""
 
 import os
 from functools import cache
@@ -70,15 +70,15 @@ class _TracedKernels:
 
     @staticmethod
     def losses_of_rows(*args: Any) -> None:
-        """As ``kernels.losses_of_rows``."""
+        """Stand-in for ``kernels.losses_of_rows``."""
 
     @staticmethod
     def gate_forward(*args: Any) -> None:
-        """As ``kernels.gate_forward``."""
+        """Stand-in for ``kernels.gate_forward``."""
 
     @staticmethod
     def gate_backward(*args: Any) -> None:
-        """As ``kernels.gate_backward``."""
+        """Stand-in for ``kernels.gate_backward``."""
 
 
 def kernels_for(tensor: Tensor) -> Any:

@@ -119,14 +119,15 @@ def losses_of_rows(
     tokens: int | None = None,
     padded: int | None = None,
 ) -> None:
-    """As ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias.
+    """Compute like ``loss_chunks._losses_of_rows``, into ``losses`` (rows,), without the gradient of the bias.
 
     With ``smoothing``, the first ``tokens`` columns share it. The kernel may touch ``padded`` columns of each row: it
     reads 16 bytes at once if their number is a multiple of 16.
     """
     assert z.stride(1) == 1
     tensors = z, *(None if tensor is None else tensor.contiguous() for tensor in (bias, index, weights)), losses
-    (rows, vocab), block = z.shape, min(VOCAB_BLOCK, triton.next_power_of_2(z.shape[1]))
+    rows, vocab = z.shape
+    block = min(VOCAB_BLOCK, triton.next_power_of_2(z.shape[1]))
     smoothed = (smoothing, tokens) if smoothing else (None, None)
     with torch.cuda.device_of(z):  # type: ignore[no-untyped-call]
         _losses_of_rows[(rows,)](
@@ -137,7 +138,8 @@ def losses_of_rows(
 def _launch_gate(kernel: triton.JITFunction, *tensors: Tensor) -> None:
     assert all(tensor.stride(1) == 1 for tensor in tensors)
     rows, columns = tensors[0].shape
-    strides, block = (tensor.stride(0) for tensor in tensors), min(ROW_BLOCK, triton.next_power_of_2(columns))
+    strides = (tensor.stride(0) for tensor in tensors)
+    block = min(ROW_BLOCK, triton.next_power_of_2(columns))
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
         kernel[rows, triton.cdiv(columns, block)](*tensors, *strides, columns, BLOCK=block)
 

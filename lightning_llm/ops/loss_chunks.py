@@ -71,13 +71,16 @@ def loss_and_gradients(
         needed = (False, False, False)
     dtype = options.dtype
     wide = torch.promote_types(dtype, torch.float32)
-    tokens, vocab = targets.numel(), weight.shape[0]
+    tokens = targets.numel()
+    vocab = weight.shape[0]
     losses = hidden.new_empty(targets.shape, dtype=wide)
-    flat_losses, flat_targets = losses.view(-1), targets.reshape(-1)
+    flat_losses = losses.view(-1)
+    flat_targets = targets.reshape(-1)
     flat_hidden = hidden.reshape(tokens, hidden.shape[-1])
 
     dtypes = [wide if dtype == torch.float16 or t is None else t.dtype for t in (hidden, weight, bias)]  # of gradients
-    weight, bias = weight.to(dtype), None if bias is None else bias.to(wide)
+    weight = weight.to(dtype)
+    bias = None if bias is None else bias.to(wide)
     rows = sizes.loss_rows(tokens, vocab, dtype.itemsize, device_type(hidden), options.num_chunks)
     logits = hidden.new_empty(min(rows, tokens), sizes.logits_stride(vocab, device_type(hidden)), dtype=dtype)
     columns = list(sizes.slices(vocab, sizes.vocab_block(device_type(hidden))))
@@ -112,7 +115,7 @@ def loss_and_gradients(
 
 
 class _Scales(NamedTuple):
-    """What the tokens count.
+    """Factors of the tokens in loss and gradients.
 
     Attributes:
         counted: (tokens,), whether a target is not ignored.
@@ -178,7 +181,8 @@ def _losses_of_rows(
         if bias is not None:
             p += bias
         target = index[rows].unsqueeze(-1)
-        largest, target_logit = p.amax(dim=-1, keepdim=True), p.gather(-1, target)
+        largest = p.amax(dim=-1, keepdim=True)
+        target_logit = p.gather(-1, target)
         if smoothing:
             target_logit.lerp_(p[:, :vocab].mean(dim=-1, keepdim=True), smoothing)
         torch.softmax(p, dim=-1, out=p)

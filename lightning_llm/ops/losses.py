@@ -210,7 +210,8 @@ def _run(*inputs: Any) -> list[Tensor]:
 def _empty_results(*inputs: Any) -> list[Tensor]:
     hidden, weight, bias, targets, _token_weights, needed, d_losses, *values = inputs
     options = LossOptions(*values)
-    is_single, wide = options.reduction == "none", torch.promote_types(options.dtype, torch.float32)
+    is_single = options.reduction == "none"
+    wide = torch.promote_types(options.dtype, torch.float32)
     loss = hidden.new_empty(targets.shape if is_single else (), dtype=wide)
     if is_single and d_losses is None:
         return [loss]

@@ -110,7 +110,8 @@ def normalize_backward(
         d_weight: (size,), the gradient of ``weight`` is added to it; ``None`` where it is not needed.
     """
     blocks, longest = _in_blocks(x, dy, scale, x if d_x is None else d_x)
-    wide_weight, size = weight.to(scale.dtype), x.shape[-1]
+    wide_weight = weight.to(scale.dtype)
+    size = x.shape[-1]
     normalized_buffer, product_buffer = (x.new_empty(longest, size, dtype=scale.dtype) for _ in range(2))
     g_buffer = None if dy.dtype == scale.dtype else x.new_empty(longest, size, dtype=scale.dtype)
     for part, g, r, d_part in blocks:

@@ -28,7 +28,9 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():  # written out, it is merged with the operators around it
         half = cos.shape[-1]
-        left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        left = x[..., :half]
+        right = x[..., half : 2 * half]
+        rest = x[..., 2 * half :]
         return torch.cat((left * cos - right * sin, right * cos + left * sin, rest), dim=-1)
     out: Tensor = _Rotation.apply(x, cos, sin, 1)  # type: ignore[no-untyped-call]
     return out
@@ -41,8 +43,10 @@ class _Rotation(torch.autograd.Function):
         ctx.sign = sign
         half = cos.shape[-1]
         out = torch.empty_like(x) if device_type(x) == "cuda" else x.new_empty(x.shape)
-        first, second = out[..., :half], out[..., half : 2 * half]
-        left, right = x[..., :half], x[..., half : 2 * half]
+        first = out[..., :half]
+        second = out[..., half : 2 * half]
+        left = x[..., :half]
+        right = x[..., half : 2 * half]
         torch.mul(left, cos, out=first).addcmul_(right, sin, value=-sign)
         torch.mul(right, cos, out=second).addcmul_(left, sin, value=sign)
         out[..., 2 * half :] = x[..., 2 * half :]

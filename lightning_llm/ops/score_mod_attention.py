@@ -45,7 +45,8 @@ def score_mod_attention(
     Returns:
         (batch, heads, seq, head_dim).
     """
-    seq, earlier = query.shape[2], key.shape[2] - query.shape[2]
+    seq = query.shape[2]
+    earlier = key.shape[2] - query.shape[2]
 
     def block(query: Tensor, key: Tensor, value: Tensor, queries: slice, keys: slice) -> Tensor:
         scores = score_mod(_grouped(query, key.mT).to(wide) * query.shape[-1] ** -0.5, queries, keys)
@@ -63,11 +64,13 @@ def score_mod_attention(
             is_visible = is_visible & (key_position > position - window)
         return is_visible if span_start is None else is_visible & (key_position >= span_start[:, None, queries, None])
 
-    wide, parts = torch.promote_types(query.dtype, torch.float32), []
+    wide = torch.promote_types(query.dtype, torch.float32)
+    parts = []
     is_saving = torch.is_grad_enabled() and query.requires_grad and not torch.compiler.is_compiling()
     for start, end in sizes.attention_blocks(seq):
         first_key = 0 if window is None or visible is not None else max(0, earlier + start + 1 - window)
-        queries, keys = slice(start, end), slice(first_key, key.shape[2] if visible is not None else earlier + end)
+        queries = slice(start, end)
+        keys = slice(first_key, key.shape[2] if visible is not None else earlier + end)
         inputs = query[:, :, queries], key[:, :, keys], value[:, :, keys], queries, keys
         parts.append(checkpoint(block, *inputs, use_reentrant=False) if is_saving else block(*inputs))
     return torch.cat(parts, dim=2)

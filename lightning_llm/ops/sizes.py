@@ -179,7 +179,7 @@ def span_heads(shape: Sequence[int], kv_heads: int, itemsize: int) -> tuple[int,
 def attention_form(
     device: str, itemsize: int, head_dim: int, seq: int, *, mask: str, dropout: float, training: bool = True
 ) -> AttentionForm:
-    """Which attention runs. Only ``math`` needs memory that grows with the square of a long sequence.
+    """Form of attention that runs. Only ``math`` needs memory that grows with the square of a long sequence.
 
     Args:
         device: Type of the device.

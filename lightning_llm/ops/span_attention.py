@@ -33,7 +33,7 @@ _Part = tuple[slice, slice, slice, slice]  # rows, key heads, queries, keys
 
 
 class Spans(NamedTuple):
-    """Which keys each query sees.
+    """Keys that each query sees.
 
     Attributes:
         start: (batch, seq), int64: the position of the first key that each query sees.
@@ -141,7 +141,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, span_start: Tensor) -> list[Tensor]:
     """The result, in a list. All inputs are contiguous."""
-    out, tile = torch.empty_like(query), _tile(query, key)
+    out = torch.empty_like(query)
+    tile = _tile(query, key)
     with torch.autocast(query.device.type, enabled=False):
         for part in _parts(query, key, span_start):
             _, _, p = _probabilities(query, key, span_start, part, tile)
@@ -184,7 +185,8 @@ def _probabilities(
     query: Tensor, key: Tensor, span_start: Tensor, part: _Part, tile: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (rows × key heads, queries of a group, head_dim), keys, and the probabilities, in the tile."""
-    groups, k = query.shape[1] // key.shape[1], _keys(key, part)
+    groups = query.shape[1] // key.shape[1]
+    k = _keys(key, part)
     q = _queries(query, key, part).reshape(k.shape[0], -1, k.shape[-1])
     scores = part_of(tile, torch.Size((k.shape[0], q.shape[1], k.shape[1])))
     torch.baddbmm(scores, q, k.mT, beta=0, alpha=k.shape[-1] ** -0.5, out=scores)
@@ -220,7 +222,7 @@ def _keys(tensor: Tensor, part: _Part) -> Tensor:
 
 
 def _masked(span_start: Tensor, queries: slice, first_key: int) -> Tensor:
-    """Which keys from ``first_key`` to the last query's position a query does not see: (rows, queries, keys)."""
+    """Keys from ``first_key`` to the last query's position that a query does not see: (rows, queries, keys)."""
     position = torch.arange(first_key, queries.stop, device=span_start.device)
     masked = position < span_start[:, queries, None]
     return masked.logical_or_(position > position[queries.start - first_key :, None])

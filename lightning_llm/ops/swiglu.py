@@ -113,7 +113,8 @@ def memory_optimized_swiglu(
     is_empty = 0 in (x.numel(), gate_weight.numel())
     options = Options(norm_eps, num_chunks, matmul_dtype(x))
     if norm_weight is not None and (checkpoint_level < 2 or is_empty):
-        x, weights = rms_norm(x, norm_weight, norm_eps), weights._replace(norm=None)
+        x = rms_norm(x, norm_weight, norm_eps)
+        weights = weights._replace(norm=None)
     if is_empty:
         return swiglu_reference(x, *weights[:3])
     saves = checkpoint_level == 0
@@ -130,7 +131,8 @@ def memory_optimized_swiglu(
 
 
 def _prefers_whole(x: Tensor, weights: Weights, options: Options, *, saves: bool) -> bool:
-    (width, hidden), sizes_of = weights.gate.shape, (options.dtype.itemsize, weights.gate.dtype.itemsize)
+    width, hidden = weights.gate.shape
+    sizes_of = (options.dtype.itemsize, weights.gate.dtype.itemsize)
     shape = x.numel() // hidden, hidden, width, *sizes_of, device_type(x)
     return options.num_chunks is None and sizes.prefers_whole(*shape, saves=saves, has_norm=weights.norm is not None)
 
@@ -176,7 +178,8 @@ class _GateAndDown(torch.autograd.Function):
     ) -> Tensor:
         gate, up, down, norm = weights
         ctx.save_for_backward(down, *((g, u) if saves else (x, gate, up, norm)))
-        ctx.options, ctx.saves = options, saves
+        ctx.options = options
+        ctx.saves = saves
         y = x.new_empty(x.shape, dtype=options.dtype)  # no view, see tiles.swiglu_forward
         torch.mm(tiles.gate_forward(g, u, torch.empty_like(g)), cast.t(), out=tiles.flat(y))
         return y
@@ -189,9 +192,12 @@ class _GateAndDown(torch.autograd.Function):
         dy = tiles.flat(dy.to(ctx.options.dtype))
         g, u = saved if ctx.saves else _recompute(saved, ctx.options)
         del saved
-        a, dg, du = torch.empty_like(g), None, None
+        a = torch.empty_like(g)
+        dg = None
+        du = None
         if need_g or need_u:
-            dg, du = torch.empty_like(g), torch.mm(dy, down.to(dy.dtype))
+            dg = torch.empty_like(g)
+            du = torch.mm(dy, down.to(dy.dtype))
             tiles.gate_backward(g, u, du, a, dg)
         else:
             tiles.gate_forward(g, u, a)
@@ -214,7 +220,8 @@ def _check(x: Tensor, weights: Weights, level: int, num_chunks: int | None) -> N
     if x.dim() == 0 or weights.gate.dim() != 2:
         found = f"{tuple(weights.gate.shape)} for x {tuple(x.shape)}"
         raise ValueError(f"gate_weight must be (intermediate, hidden) for x (…, hidden), got {found}")
-    hidden, width = x.shape[-1], weights.gate.shape[0]
+    hidden = x.shape[-1]
+    width = weights.gate.shape[0]
     expected = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width), "norm": (hidden,)}
     for (name, shape), weight in zip(expected.items(), weights, strict=True):
         check_weight(f"{name}_weight", weight, shape, x)
@@ -247,7 +254,8 @@ def _gradients(ctx: Any, grads: list[Tensor], run: Callable[..., list[Tensor]] |
 
 def _run_backward(dy: Tensor, *inputs: Any) -> list[Tensor]:
     x, gate, up, down, norm, saved, needed, *values = inputs
-    weights, options = Weights(gate, up, down, norm), Options(*values)
+    weights = Weights(gate, up, down, norm)
+    options = Options(*values)
     if device_type(x) == "cuda" and _prefers_whole(x, weights, options, saves=bool(saved)):
         options = options._replace(num_chunks=1)  # compiled: matmuls of the whole width, as without the compiler
     grads = tiles.swiglu_backward(dy, x, weights, saved, options, tuple(needed))

@@ -48,7 +48,8 @@ def swiglu_forward(x: Tensor, weights: Weights, options: Options, *, saves: bool
     """
     y = x.new_empty(x.shape, dtype=options.dtype)
     x, flat_y = flat(x), flat(y)
-    tokens, width = x.shape[0], weights.gate.shape[0]
+    tokens = x.shape[0]
+    width = weights.gate.shape[0]
     gate, up, down = (weight.to(options.dtype) for weight in weights[:3])
     rows = sizes.forward_rows(tokens, width, options.dtype.itemsize, device_type(x))
     g, u = (x.new_empty(tokens if saves else rows, width, dtype=options.dtype) for _ in range(2))
@@ -77,11 +78,14 @@ def swiglu_backward(
         needed: Which of the gradients are needed; the others are ``None``, and no matmul is spent on them.
     """
     need_x, *need_weights, need_norm = needed
-    dtype, device = options.dtype, device_type(x)
+    dtype = options.dtype
+    device = device_type(x)
     dx = x.new_empty(x.shape) if need_x else None
     flat_dx = None if dx is None else flat(dx)
-    x, dy = flat(x), flat(dy.to(dtype))
-    (tokens, hidden), width = x.shape, weights.gate.shape[0]
+    x = flat(x)
+    dy = flat(dy.to(dtype))
+    tokens, hidden = x.shape
+    width = weights.gate.shape[0]
     rows = sizes.backward_rows(tokens, width, dtype.itemsize, device, weights.gate.dtype.itemsize)
     columns = sizes.chunk_columns(rows, width, dtype.itemsize, device, options.num_chunks)
     wide = torch.promote_types(dtype, torch.float32)
@@ -103,7 +107,7 @@ def swiglu_backward(
 
 
 class _Work(NamedTuple):
-    """What the tiles write: the gradients, ``None`` where not needed, and buffers.
+    """Tensors that the tiles write: the gradients, ``None`` where not needed, and buffers.
 
     Attributes:
         dx: (tokens, hidden); each block of tokens writes its rows.
@@ -138,7 +142,8 @@ def _add_block(
     """
     dtype, norm = options.dtype, weights.norm
     need_gating = work.dh_dtype is not None or work.d_weights[0] is not None or work.d_weights[1] is not None
-    x, dy = _part(x, block), _part(dy, block).contiguous()
+    x = _part(x, block)
+    dy = _part(dy, block).contiguous()
     dx = None if work.dx is None else _part(work.dx, block)
     h = normalized(x, norm, options)
     dh = None

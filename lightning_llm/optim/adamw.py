@@ -130,7 +130,8 @@ def adamw_update_(
 
     ``step`` counts from 1. The other options are those of :class:`AdamW`.
     """
-    correction1, correction2 = 1 - beta1**step, math.sqrt(1 - beta2**step)
+    correction1 = 1 - beta1**step
+    correction2 = math.sqrt(1 - beta2**step)
     if weight_decay:
         torch._foreach_mul_(params, 1 - lr * weight_decay)
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
@@ -186,12 +187,14 @@ def shard_offset(param: Any) -> int:
     """Where this rank's shard begins in the whole tensor if only the first dimension is sharded, else 0."""
     if not hasattr(param, "to_local"):
         return 0
-    row, rows = 0, param.shape[0] if param.ndim else 1
+    row = 0
+    rows = param.shape[0] if param.ndim else 1
     for dimension, placement in enumerate(param.placements):
         if placement.is_shard(0):  # every rank has the rounded-up share until nothing is left
             share = -(-rows // param.device_mesh.size(dimension))
             skipped = min(rows, share * param.device_mesh.get_local_rank(dimension))
-            row, rows = row + skipped, min(share, rows - skipped)
+            row += skipped
+            rows = min(share, rows - skipped)
     return int(row * math.prod(param.shape[1:]))
 
 
@@ -204,7 +207,8 @@ def _chunks(rows: list[Row], *, contiguous: bool) -> Iterator[list[Row]]:
     for piece in (piece for row in rows for piece in _pieces(row, limit, contiguous)):
         if chunk and size + piece[0].numel() > limit:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
         chunk.append(piece)
         size += piece[0].numel()
     yield chunk

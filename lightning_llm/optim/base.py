@@ -1,4 +1,4 @@
-"""What AdamW and MuonAdamW share: checks of options and of saved states, and a step over all groups."""
+"""Base of AdamW and MuonAdamW: checks of options and of saved states, and a step over all groups."""
 
 import abc
 import math
@@ -38,7 +38,7 @@ def _are_betas(value: Any) -> bool:
 
 
 class GroupOptimizer(Optimizer, abc.ABC):
-    """What AdamW and MuonAdamW share: checks of groups and saved states, a step over all groups."""
+    """Base of AdamW and MuonAdamW: checks of groups and saved states, a step over all groups."""
 
     checks: ClassVar[dict[str, Check]] = {
         **dict.fromkeys(("lr", "eps", "weight_decay"), (is_not_negative, "a number of at least 0")),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class KnownOptimizer(NamedTuple):
-    """What is known of an optimizer.
+    """Known facts about an optimizer.
 
     Attributes:
         state_per_parameter: Tensors of its size that it keeps for a parameter; MuonAdamW has one for matrices.

@@ -29,7 +29,10 @@ from lightning_llm.io.options import check_options, option, raise_all
 from lightning_llm.optim.base import ParamGroup as ParamGroup
 from lightning_llm.optim.base import group_by, is_not_negative
 
-HIDDEN_MATRICES, MATRICES, EMBEDDINGS, VECTORS = "hidden_matrices", "matrices", "embeddings", "vectors"
+HIDDEN_MATRICES = "hidden_matrices"
+MATRICES = "matrices"
+EMBEDDINGS = "embeddings"
+VECTORS = "vectors"
 HEADS = ("lm_head",)
 TRANSFORMER = "transformer."  # of a LanguageModel: patterns leave it out
 
@@ -144,7 +147,7 @@ def check_coverage(module: nn.Module, groups: Iterable[ParamGroup]) -> None:
 
 
 def _labels(module: nn.Module, heads: Collection[str]) -> dict[nn.Parameter, list[str]]:
-    """What a pattern may match: of each trainable parameter its group, its names, and those of modules that hold it."""
+    """Labels of each trainable parameter for patterns: its group, its names, and those of modules that hold it."""
     modules = list(module.named_modules(remove_duplicate=False))
     tables = [inner for _, inner in modules if isinstance(inner, nn.Embedding | nn.EmbeddingBag)]
     embedded = {param for table in tables for param in table.parameters(recurse=False)}

@@ -196,7 +196,7 @@ def newton_schulz(matrices: Tensor, *, steps: int = 5, dtype: torch.dtype = torc
 
 @cache
 def fastest_dtype(device: torch.device) -> torch.dtype:
-    """Of matmuls on a device: bfloat16, but float32 where the hardware does not multiply bfloat16.
+    """Fastest dtype of matmuls on a device: bfloat16, but float32 where the hardware does not multiply bfloat16.
 
     torch multiplies it there one number at a time: on a CPU with AVX2 alone, the Shakespeare model's optimizer step
     takes 18 times as long as in float32, and its whole training step 3.5 times.
@@ -242,7 +242,8 @@ def _orthogonal(stack: Tensor, like: Any, replicas: Any, group: ParamGroup) -> T
         return orthogonalized(stack)
     from torch.distributed.tensor import DTensor, Replicate, Shard  # half a second, which only such runs wait for
 
-    shape, by_matrix = torch.Size([len(stack), *like.shape]), [Shard(0)] * mesh.ndim
+    shape = torch.Size([len(stack), *like.shape])
+    by_matrix = [Shard(0)] * mesh.ndim
     by_row = [
         Shard(kind.dim + 1) if type(kind) is Shard else kind for kind in getattr(like, "placements", [Replicate()])
     ]

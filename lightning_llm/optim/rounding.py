@@ -26,7 +26,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-_FIRST, _SECOND, _THIRD = 0x2C1B3C6D, 0x297A2D39, 0x7FEB352D  # odd, below 2^31
+# odd, below 2^31
+_FIRST = 0x2C1B3C6D
+_SECOND = 0x297A2D39
+_THIRD = 0x7FEB352D
 _UPPER = -(2**16)  # 0xFFFF0000 as int32
 
 
@@ -53,7 +56,8 @@ def rounding_noise(
         device: Where to compute it; the bits do not depend on it.
     """
     key = _mixed(step)
-    offset, whitener = key & 0xFFFFFFFF, torch.tensor(_signed(key >> 32), dtype=torch.int32)
+    offset = key & 0xFFFFFFFF
+    whitener = torch.tensor(_signed(key >> 32), dtype=torch.int32)
     words = []
     for start, length in ranges:
         word = torch.arange(length, dtype=torch.int32, device=device)

@@ -29,9 +29,14 @@ from lightning_llm.runs.lock import RunLock
 
 EXPERIMENT = "run"  # without a name
 PREFIX = "version_"
-CHECKPOINTS, JOB, START_NUMBER = "checkpoints", "job", "turn"
+CHECKPOINTS = "checkpoints"
+JOB = "job"
+START_NUMBER = "turn"
 BEST = "best.ckpt"
-CONFIG, STATUS, SUMMARY, WINDOWS = "config.yaml", "status.json", "summary.json", "windows.json"
+CONFIG = "config.yaml"
+STATUS = "status.json"
+SUMMARY = "summary.json"
+WINDOWS = "windows.json"
 MEMORY_PLAN = "memory_plan.json"
 FILES = (CONFIG, STATUS, SUMMARY, WINDOWS, MEMORY_PLAN, JOB, START_NUMBER, "hparams.yaml")  # the last is Lightning's
 
@@ -52,7 +57,9 @@ class RunDirectory:
         for name in (Path(experiment or ""), Path(version or "")):
             if name.is_absolute() or ".." in name.parts:
                 raise ValueError(f"run directory {name} points outside {root}: give the name of a folder in it")
-        self.root, self.experiment, self._version = Path(root).expanduser(), experiment, version
+        self.root = Path(root).expanduser()
+        self.experiment = experiment
+        self._version = version
         self._path: Path | None = None
         self._requested_path: Path | None = None
         self._lock: RunLock | None = None
@@ -95,7 +102,9 @@ class RunDirectory:
     def prefer(self, path: Path) -> None:
         """If no folder is claimed yet, try this one first, then others in the same parent."""
         if self._path is None and self._requested_path is None:
-            self.root, self.experiment, self._version = path.parent.parent, path.parent.name, path.name
+            self.root = path.parent.parent
+            self.experiment = path.parent.name
+            self._version = path.name
 
     def open(self) -> None:
         """In the first process: claim the folder, lock it, and give this start the next number.

@@ -65,9 +65,11 @@ def read_curves(run: Path, is_wanted: Callable[[str], bool]) -> dict[str, Curve]
                 event = Event.FromString(record)
             except DecodeError:
                 break  # damaged: TensorBoard stops there too
-            field, step = event.WhichOneof("what"), event.step  # each access costs as much as parsing
+            field = event.WhichOneof("what")
+            step = event.step  # each access costs as much as parsing
             values = event.summary.value if field == "summary" else ()
-            count, size = count + max(1, len(values)), size + len(record)
+            count += max(1, len(values))
+            size += len(record)
             if count > MOST_VALUES or size > MOST_BYTES:
                 raise ValueError(f"{run}: the event files have more than {MOST_VALUES} numbers or {MOST_BYTES} bytes")
             if field == "session_log" and event.session_log.status == SessionLog.START:

@@ -1,4 +1,4 @@
-"""Which runs, checkpoint and model a command means by a word: a folder, ``last``, ``best`` or a path.
+"""Runs, checkpoint and model that a command means by a word: a folder, ``last``, ``best`` or a path.
 
 torch is imported where checkpoints are opened: ``compare`` and ``dashboard`` do not wait for it.
 """
@@ -105,7 +105,7 @@ def run_folders(name: str) -> list[Path]:
 
 
 def identity_of(run: Path) -> object:
-    """What two paths of the same run have in common: links lead to one folder, or another experiment has its files."""
+    """Identity of a run under all of its paths: links lead to one folder, or another experiment has its files."""
     try:
         status = (run / CONFIG).stat()
     except OSError:
@@ -205,7 +205,8 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
     from lightning_llm.checkpoints.reading import is_intact
 
-    best, files = run / CHECKPOINTS / BEST, _newest_first(run)
+    best = run / CHECKPOINTS / BEST
+    files = _newest_first(run)
     candidates = [best, *files] if prefer_best and best.exists() else files
     if not candidates:
         raise ValueError(f"{run} holds {BEST} alone, which is not the last state of a run: give ckpt_path 'best'")
@@ -220,7 +221,7 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
 
 
 def check_resumable(checkpoint: Path, *, is_described: bool = True) -> dict[str, Any]:
-    """As ``checkpoints.reading.check_run_checkpoint``; the error names the newest of the run that can be resumed."""
+    """Check by ``checkpoints.reading.check_run_checkpoint``; the error names the newest that can be resumed."""
     from lightning_llm.checkpoints.reading import check_run_checkpoint
 
     try:

@@ -58,14 +58,16 @@ def list_runs(names: Iterable[str]) -> list[ListedRun]:
 
 
 def look_at(path: Path, folder: Path) -> ListedRun:
-    """What is known of a run.
+    """Entry of a run in the list.
 
     Args:
         path: Its directory.
         folder: The folder that the user has named, in which it was found.
     """
-    state, entries = run_state(path), list(_entries(path))
-    is_held, loss = is_locked(path), state.val_loss
+    state = run_state(path)
+    entries = list(_entries(path))
+    is_held = is_locked(path)
+    loss = state.val_loss
     if state.description == FINISHED:
         with suppress(ValueError, OSError):  # a damaged summary
             loss = read_summary(path, ("val_loss",)).get("val_loss", loss)
@@ -98,7 +100,8 @@ def with_differences(rows: list[ListedRun]) -> list[ListedRun]:
 
 def is_useless(run: Path) -> bool:
     """Whether a run has ended without a result and without a checkpoint."""
-    has_config, state = (run / CONFIG).is_file(), run_state(run)
+    has_config = (run / CONFIG).is_file()
+    state = run_state(run)
     if state.description.startswith(DIVERGED) and (run.resolve().parents[1] / PLAN).is_file():
         return False  # a result of an experiment: its verdict counts it
     return has_config and state.has_ended and not any(_is_worth_keeping(path, run) for path, _ in _entries(run))

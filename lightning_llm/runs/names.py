@@ -1,4 +1,4 @@
-"""What several runs differ in, and names made from it. Needs no torch."""
+"""Differences between several runs, and names made from them. Needs no torch."""
 
 from collections.abc import Collection, Sequence
 
@@ -42,7 +42,7 @@ def option_columns(runs: Sequence[Run], leave_out: Collection[str]) -> dict[str,
 
 
 def descriptions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
-    """What distinguishes each run from the others, as ``mlp=swiglu, seed_everything=1``; else its short path.
+    """Differences of each run from the others, as ``mlp=swiglu, seed_everything=1``; else its short path.
 
     Where that would be long for runs of several configs, it is the name of the config and what differs among its runs.
     What still has many options has the first ones, and the number of the others.
@@ -91,7 +91,7 @@ def made_different(texts: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def distinctions(runs: Sequence[Run], leave_out: Collection[str] = ()) -> list[str]:
-    """What is not the same in all runs, of each run the options that it has, as ``mlp=swiglu, seed_everything=1``."""
+    """Options of each run that are not the same in all runs, as ``mlp=swiglu, seed_everything=1``."""
     return [", ".join(parts) for parts in _distinctions(runs, leave_out)]
 
 
@@ -104,6 +104,6 @@ def _distinctions(runs: Sequence[Run], leave_out: Collection[str]) -> list[list[
 
 
 def _first(parts: Sequence[str]) -> str:
-    """As many as can be read at a glance, and how many more there are."""
+    """Text of as many parts as can be read at a glance, and of how many more there are."""
     more = len(parts) - MOST_OPTIONS
     return ", ".join(parts[:MOST_OPTIONS]) + (f", and {more} more" if more > 0 else "")

@@ -136,7 +136,7 @@ def identity(value: Any) -> Hashable:
 
 
 def _callbacks(callbacks: Any) -> dict[str, Any]:
-    """Those that may change a result: their classes in order, and the options of each."""
+    """Callbacks that may change a result: their classes in order, and the options of each."""
     entries = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     specs = [spec if isinstance(spec, Mapping) else {CLASS_PATH: spec} for spec in entries if spec is not None]
     paths = [ClassPath(str(spec.get(CLASS_PATH))) for spec in specs]

@@ -15,7 +15,10 @@ from lightning_llm.io.schema import BOOL, NUMBER, TEXT, by_name, check, list_of,
 from lightning_llm.io.untrusted import prefixed, read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, SUMMARY, step_files, step_of
 
-RUNNING, FINISHED, INTERRUPTED, FAILED = "running", "finished", "interrupted", "failed"
+RUNNING = "running"
+FINISHED = "finished"
+INTERRUPTED = "interrupted"
+FAILED = "failed"
 DIVERGED = "diverged"  # failed by a loss, gradient or weight that is NaN or infinite
 ENDED_EARLY = (INTERRUPTED, FAILED, DIVERGED)
 KILLED = "killed"  # in words only: a killed process writes no status
@@ -69,7 +72,7 @@ def unfinished(run: Path) -> str | None:
 
 
 def run_state(run: Path) -> RunState:
-    """What ``status.json`` and the names of the other files say about a run."""
+    """State of a run, from ``status.json`` and the names of the other files."""
     facts: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         content = read_json(run / STATUS)

@@ -23,8 +23,13 @@ from collections.abc import Sequence
 
 from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule, ShortLook, further_looks, spending
 
-BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "equivalent", "undecided"
-SMALLER, LARGER, NOT_SHOWN = "smaller", "larger", "not shown"
+BETTER = "better"
+WORSE = "worse"
+EQUIVALENT = "equivalent"
+UNDECIDED = "undecided"
+SMALLER = "smaller"
+LARGER = "larger"
+NOT_SHOWN = "not shown"
 FAILED_TO_TRAIN = "failed to train"  # of a run that diverged, or that is no better than chance
 # With 2, 3, 4 and 5 pairs, the 95% interval of one look reaches 9.0, 2.5, 1.6 and 1.2 standard deviations of a pair to
 # each side, and that standard deviation may be 32, 6.3, 3.7 and 2.9 times as large as it is found to be.
@@ -36,7 +41,7 @@ TOGETHER = 5
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What an interval says.
+    """Answer of an interval.
 
     Attributes:
         direction: ``better``, ``worse`` or ``not shown``.
@@ -122,7 +127,7 @@ class Design:
         return all_looks[bisect_left(all_looks, pairs)]
 
     def answer(self, low: float, high: float, pairs: int) -> Answer:
-        """What an interval of this many pairs says."""
+        """Answer of an interval of this many pairs."""
         if pairs < FEWEST:
             return Answer(NOT_SHOWN, None if self.delta is None else NOT_SHOWN)
         direction = WORSE if low > 0 else BETTER if high < 0 else NOT_SHOWN

@@ -44,7 +44,7 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """Of a two-sided t test, ``2 P(T ≥ |t|)``."""
+        """P-value of a two-sided t test, ``2 P(T ≥ |t|)``."""
         return float(two_sided(self.t(), self.freedom))
 
     def interval(self, critical: float) -> tuple[float, float] | None:
@@ -61,7 +61,8 @@ def paired(baseline: Sequence[float], variant: Sequence[float]) -> Estimate:
         variant: As many, in the same order.
     """
     differences = np.subtract(variant, baseline)
-    sd, pairs = float(differences.std(ddof=1)), len(differences)
+    sd = float(differences.std(ddof=1))
+    pairs = len(differences)
     return Estimate(float(differences.mean()), sd / math.sqrt(pairs), pairs - 1, sd)
 
 
@@ -125,7 +126,8 @@ def correlation_interval(correlation: float, pairs: int) -> tuple[float, float] 
     """The 95% interval of a correlation, by Fisher's z (1921); ``None`` below four pairs."""
     if pairs < 4 or abs(correlation) >= 1:
         return None
-    middle, half = math.atanh(correlation), 1.96 / math.sqrt(pairs - 3)
+    middle = math.atanh(correlation)
+    half = 1.96 / math.sqrt(pairs - 3)
     return math.tanh(middle - half), math.tanh(middle + half)
 
 

@@ -122,9 +122,11 @@ def predict(sizes: Sequence[AtSize], spread: SpreadBySize, target: float, pairs:
     errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
     fits = sorted((fit_curve(x, means, errors, target - xs[0], ratio) for ratio in RATIOS), key=lambda fit: fit.misfit)
     max_misfit = (len(sizes) - 2) * special.fdtri(len(sizes) - 2, spread.freedom, 1 - REJECTED)
-    accepted, scale = [fit for fit in fits if fit.misfit <= max_misfit], 1.0
+    accepted = [fit for fit in fits if fit.misfit <= max_misfit]
+    scale = 1.0
     if not accepted:
-        accepted, scale = fits[:1], fits[0].misfit / (len(sizes) - 2)
+        accepted = fits[:1]
+        scale = fits[0].misfit / (len(sizes) - 2)
     quantile = float(student(1 - LEVEL, spread.freedom))
     own_variance = spread.at(target) ** 2 / pairs
 
@@ -161,7 +163,7 @@ def fit_curve(x: Array, means: Array, errors: Array, target: float, ratio: float
 
 
 def answer(interval: Interval, direction: int, delta: float | None) -> Answer:
-    """What an interval at the target says of a difference at the largest size.
+    """Answer of an interval at the target to a difference at the largest size.
 
     Args:
         interval: Of the mean at the target.

@@ -29,7 +29,8 @@ from lightning_llm.statistics.estimates import Array, student, two_sided
 PATHS = 500_000  # of the simulation: boundaries are within 0.02 at alpha 0.05
 FEWEST_PATHS = 50  # paths at a look that make a boundary
 # the boundaries between them are interpolated
-ALPHAS, _LOG_ALPHAS = np.geomspace(1e-4, 1, 80), np.linspace(math.log(1e-4), 0, 80)
+ALPHAS = np.geomspace(1e-4, 1, 80)
+_LOG_ALPHAS = np.linspace(math.log(1e-4), 0, 80)
 RHO = 2.0  # of the planned looks: ``python -m benchmarks ablate --shapes looks`` compares 1, 2 and 3
 RESERVE = 0.2  # of alpha, for the looks after the last planned one
 GROWTH, LAST_LOOK = 1.5, 1000  # of the number of pairs from one of them to the next; there is none beyond
@@ -99,7 +100,7 @@ class PlannedLook:
 
     @property
     def share(self) -> float:
-        """Of alpha, that this look spends."""
+        """Share of alpha that this look spends."""
         return self.spent[self.number] - (self.spent[self.number - 1] if self.number else 0.0)
 
 
@@ -120,7 +121,7 @@ class ShortLook:
 
     @property
     def name(self) -> str:
-        """That of the planned look."""
+        """Name of the planned look."""
         return self.planned.name
 
     def critical(self, alpha: float) -> float:
@@ -173,7 +174,8 @@ def boundaries(looks: tuple[int, ...], spent: tuple[float, ...]) -> Array:
     A path needs no single differences: between two looks, the sum of ``b`` standard normal values is normal, and the
     sum of their squared deviations from their mean is chi-squared with ``b - 1`` degrees of freedom.
     """
-    rng, paths = np.random.default_rng(0), np.empty((len(looks), PATHS))
+    rng = np.random.default_rng(0)
+    paths = np.empty((len(looks), PATHS))
     total, squares = np.zeros(PATHS), np.zeros(PATHS)
     for number, added in enumerate(np.diff(looks, prepend=0)):
         increment = rng.normal(0, math.sqrt(added), PATHS)

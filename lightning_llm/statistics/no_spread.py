@@ -40,7 +40,7 @@ class NoSpread:
 
     @property
     def note(self) -> str:
-        """What a reader of the difference must know, in a few words."""
+        """Note for a reader of the difference, in a few words."""
         if not self.shift:
             return NO_EFFECT
         return ALL_ALIKE if self.has_seeds else NO_SEED

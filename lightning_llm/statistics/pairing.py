@@ -11,9 +11,15 @@ the weight of a layer that writes to the residual stream, if it does so in one r
 from collections.abc import Collection, Mapping
 from typing import Any
 
-INITIAL_VALUES, BATCHES, VALIDATION_BATCHES = "initial_values", "batches", "validation_batches"
-BATCHES_AT, STEPS, CHANGES = "batches_at", "steps", "changed_on_resume"
-INITIAL_RULES, KEPT, RESIDUAL = "initial_rules", "kept", "residual"  # by name of a parameter; others follow the table
+INITIAL_VALUES = "initial_values"
+BATCHES = "batches"
+VALIDATION_BATCHES = "validation_batches"
+BATCHES_AT = "batches_at"
+STEPS = "steps"
+CHANGES = "changed_on_resume"
+INITIAL_RULES = "initial_rules"  # by name of a parameter; others follow the table
+KEPT = "kept"
+RESIDUAL = "residual"
 INITIAL_SCALES = "initial_scales"
 NULL_VALUES = "initial_values that the null variant redraws"  # can be excused, as can every field
 # What the null variant redraws, in this order, and what it is called

@@ -1,4 +1,4 @@
-"""What a design will find: simulated before the first run, and given the pairs that are there.
+"""Power of a design: simulated before the first run, and given the pairs that are there.
 
 Differences are normal here. Their sum over ``b`` pairs is normal, and the sum of their squared deviations from the mean
 is chi-squared with ``b - 1`` degrees of freedom, so no single difference is drawn.
@@ -21,7 +21,7 @@ _WORDS = (EQUIVALENT, BETTER, WORSE, UNDECIDED)  # in the order in which they ar
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """What an experiment finds at one true difference.
+    """Outlook of an experiment at one true difference.
 
     Attributes:
         difference: The true one.
@@ -37,11 +37,13 @@ class Outlook:
 
     def longest(self, variants: int) -> float:
         """How many pairs the last of several variants takes on average, if they are independent."""
-        looks, previous_share = list(self.ended), 0.0
+        looks = list(self.ended)
+        previous_share = 0.0
         total = 0.0
         for look in looks:
             share = 1.0 if look == looks[-1] else self.ended[look] ** variants
-            total, previous_share = total + look * (share - previous_share), share
+            total += look * (share - previous_share)
+            previous_share = share
         return total
 
     @property
@@ -51,7 +53,7 @@ class Outlook:
 
 
 def outlook(design: Design, difference: float, sd: float) -> Outlook:
-    """What planned looks find.
+    """Outlook of planned looks.
 
     Args:
         design: With looks.
@@ -68,7 +70,8 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
     verdicts = np.full(PATHS, _WORDS.index(UNDECIDED))
     pairs = np.zeros(PATHS)
     is_open = np.ones(PATHS, dtype=bool)
-    ended, reached = dict[int, float](), np.zeros(PATHS, dtype=bool)
+    ended = dict[int, float]()
+    reached = np.zeros(PATHS, dtype=bool)
     for look in design.looks:
         sums = sums.extended(rng, look - sums.pairs, difference, sd)
         mean, half = sums.interval(design)
@@ -140,7 +143,8 @@ class _Sums:
     squares: Any
 
     def extended(self, rng: np.random.Generator, added: int, difference: float, sd: float) -> "_Sums":
-        comparisons, pairs = len(self.total), self.pairs
+        comparisons = len(self.total)
+        pairs = self.pairs
         increment = added * difference + rng.normal(0, sd * math.sqrt(added), comparisons)
         within = sd**2 * rng.chisquare(added - 1, comparisons) if added > 1 else 0.0
         distance = increment / added - (self.total / pairs if pairs else increment / added)

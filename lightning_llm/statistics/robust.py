@@ -1,4 +1,4 @@
-"""What the t test takes for granted, checked: signs, median, skewness and outliers of the differences.
+"""Checks of what the t test takes for granted: signs, median, skewness and outliers of the differences.
 
 The t test rests on differences that are about symmetric. A variant that changes nothing has such differences, because
 then each is as likely to be ``-d`` as ``d``. One that changes the *shape* has not: a variant that is a little better in
@@ -66,7 +66,8 @@ class Robust:
 def robust(differences: ArrayLike) -> Robust:
     """Check the differences of at least two pairs."""
     values = np.asarray(differences, dtype=np.float64)
-    far, (p, smallest) = outliers(values), sign_flip(values.tolist())
+    far = outliers(values)
+    p, smallest = sign_flip(values.tolist())
     others = np.delete(values, far)
     return Robust(float(np.median(values)), p, smallest, skewness(values), far, float(others.mean()) if far else None)
 
@@ -88,7 +89,8 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, float]:
         for difference in differences[1:]:
             sums = np.concatenate([sums + difference, sums - difference])
         return float(np.mean(np.abs(sums) >= own_sum)), 2.0 ** (1 - len(differences))
-    rng, sums = np.random.default_rng(0), np.zeros(DRAWS)
+    rng = np.random.default_rng(0)
+    sums = np.zeros(DRAWS)
     for difference in differences:
         sums += np.where(rng.random(DRAWS) < 0.5, difference, -difference)
     extreme = int(np.sum(np.abs(sums) >= own_sum))

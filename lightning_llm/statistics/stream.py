@@ -39,7 +39,7 @@ Step = Literal["pair", "confirm", "adopted", "rejected", "out of pairs"]
 
 
 class Decision(NamedTuple):
-    """What happens next to an idea.
+    """Next step for an idea.
 
     Attributes:
         step: ``pair`` or ``confirm``: train one; else the verdict.
@@ -67,7 +67,7 @@ class StreamRule:
         return 1 / (self.alpha * _share(place) * (adopted + 1))
 
     def next(self, differences: Sequence[float], fresh: Sequence[float], threshold: float) -> Decision:
-        """What to do with an idea: train another pair, or one that confirms it, or end with a verdict.
+        """Next step for an idea: train another pair, or one that confirms it, or end with a verdict.
 
         The first pair that ends the comparison ends it: what was trained beyond it does not count.
 
@@ -150,5 +150,5 @@ def _exact_log_e_values(u: Array, pairs: int) -> Array:
 
 
 def _share(place: int) -> float:
-    """Of alpha, for one place; all add up to less than 1."""
+    """Share of alpha for one place; all add up to less than 1."""
     return 1 / (2.11 * (place + 1) * math.log(place + 1) ** 2)

@@ -43,7 +43,7 @@ from lightning_llm.statistics.robust import Robust, robust
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one metric was in the runs of a baseline and of a variant. NaN, infinite or ``None``: the run failed.
+    """Values of one metric in the runs of a baseline and of a variant. NaN, infinite or ``None``: the run failed.
 
     Attributes:
         baseline: One value per run.
@@ -81,8 +81,9 @@ class Noise:
 
     @classmethod
     def of(cls, baseline: Sequence[float], variant: Sequence[float], sd: float, correlation: float | None) -> "Noise":
-        """What the losses of at least two pairs say of it."""
-        saved, pairs = estimates.seeds_saved(baseline, variant), len(baseline)
+        """Noise, from the losses of at least two pairs."""
+        saved = estimates.seeds_saved(baseline, variant)
+        pairs = len(baseline)
         seeds, of_seeds = (None, None) if saved is None else (saved[0], saved[1:])
         of_correlation = None if correlation is None else estimates.correlation_interval(correlation, pairs)
         unpaired_sd = estimates.unpaired(baseline, variant).sd
@@ -91,7 +92,7 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the runs of a variant say, compared with those of the baseline.
+    """Verdict on the runs of a variant, compared with those of the baseline.
 
     Attributes:
         verdict: ``better``, ``worse``, ``equivalent`` or ``undecided``: both answers in one word.
@@ -188,7 +189,9 @@ class _Case:
     """
 
     def __init__(self, sample: Sample, design: Design, alpha: float) -> None:
-        self.sample, self.design, self.alpha = sample, design, alpha
+        self.sample = sample
+        self.design = design
+        self.alpha = alpha
         self.counts = _Counts(sample)
         sides = [np.array(side, dtype=np.float64) for side in (sample.baseline, sample.variant)]
         is_there = np.isfinite(sides[0])
@@ -208,14 +211,17 @@ class _Case:
             self.robust = robust(self.sides[1] - self.sides[0]) if sample.is_paired else None
 
     def verdict(self) -> Verdict:
-        """What the runs say: the counts of those that failed to train if they decide, else the interval."""
+        """Verdict of the runs: by the counts of those that failed to train if they decide, else by the interval."""
         answer, has_ended = self._by_interval()
         sentence = answer.sentence(self.design.delta)
         note = self._note(answer)
         warnings = self._warnings(answer)
         if self._is_by_counts(answer):
-            answer, has_ended = dataclasses.replace(answer, direction=self.counts.direction, size=None), True
-            sentence, note, warnings = self.counts.sentence, "", []
+            answer = dataclasses.replace(answer, direction=self.counts.direction, size=None)
+            has_ended = True
+            sentence = self.counts.sentence
+            note = ""
+            warnings = []
         return Verdict(
             verdict=answer.word,
             direction=answer.direction,
@@ -236,7 +242,7 @@ class _Case:
         )
 
     def _by_interval(self) -> tuple[Answer, bool]:
-        """What the interval says, and whether the comparison ends with it."""
+        """Answer of the interval, and whether the comparison ends with it."""
         if self.no_spread is not None:
             return self.no_spread.answer(self.design, self.runs), self.runs >= FEWEST
         if self.interval is None:
@@ -265,7 +271,7 @@ class _Case:
         }
 
     def _pairs(self) -> dict[str, Any]:
-        """What the single pairs say; nothing without an estimate from pairs."""
+        """Statistics of the single pairs; empty without an estimate from pairs."""
         if self.estimate is None or self.robust is None:
             return {}
         baseline, variant = (side.tolist() for side in self.sides)
@@ -331,8 +337,10 @@ class _Counts:
 
     def __init__(self, sample: Sample) -> None:
         base = [*sample.baseline, *sample.more_baseline]
-        self.lost, self.runs = _failed(sample.variant), len(sample.variant)
-        self.base_lost, self.base_runs = _failed(base), len(base)
+        self.lost = _failed(sample.variant)
+        self.runs = len(sample.variant)
+        self.base_lost = _failed(base)
+        self.base_runs = len(base)
         self.base = "the baseline and the null variant" if sample.more_baseline else "the baseline"
 
     @property

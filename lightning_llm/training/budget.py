@@ -80,7 +80,8 @@ class MemoryBudget:
                 plan = choose(Planner(task), int(min(self.bytes, _memory_limit(trainer.strategy.root_device))))
             if self.plan is None:  # later, the options are those of an earlier plan
                 self._overridden = _overridden(model, data, plan)
-            self.plan, self._task = plan, task
+            self.plan = plan
+            self._task = task
             model.architecture = configured(model.architecture, plan.choice)
             model.loss_chunks = plan.choice.loss_chunks
         if self.plan is not None:
@@ -108,12 +109,12 @@ def optimizer_state_bytes(model: Any, transformer: Transformer) -> int:
 
 
 def _memory_limit(device: torch.device) -> float:
-    """What a GPU has, which is less than what it is sold as; a CPU's processes share theirs."""
+    """Memory of a GPU, which is less than what it is sold as; infinite for a CPU, whose processes share it."""
     return (device_memory(device) or math.inf) if device.type == "cuda" else math.inf
 
 
 def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | None) -> Task:
-    """What a run leaves to the planner: the same whether or not an earlier plan has set options."""
+    """Task that a run leaves to the planner: the same whether or not an earlier plan has set options."""
     vocab_size = model.architecture.vocab_size or data.vocab_size
     architecture = dataclasses.replace(model.architecture, vocab_size=vocab_size, checkpoint_level=0, recompute="none")
     strategy = trainer.strategy

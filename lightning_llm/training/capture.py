@@ -31,7 +31,8 @@ def capture_problems(model: Any, trainer: Any) -> Iterator[str]:
     """Problems that keep the step of a run from being captured; none, unless ``trainer.capture`` asks for it."""
     if not getattr(trainer, "capture", False):
         return
-    strategy, kind = trainer.strategy, type(model)
+    strategy = trainer.strategy
+    kind = type(model)
     if strategy.root_device.type != "cuda":
         yield f"trainer.capture true needs a GPU with CUDA, this run is on {strategy.root_device.type}: leave it out"
     if not isinstance(strategy, SingleDeviceStrategy):
@@ -108,7 +109,8 @@ class CapturedLoss:
             return self._eager(batch)
         tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
         conditions = self._conditions(tensors)
-        is_repeated, self._last = conditions == self._last, conditions
+        is_repeated = conditions == self._last
+        self._last = conditions
         if self._recorded is not None and self._recorded[0] == conditions:
             return self._recorded[1].loss(tensors)
         if not is_repeated:
@@ -138,7 +140,8 @@ class _Recording:
     """
 
     def __init__(self, model: Any, batch: Batch, graphs: Graphs) -> None:
-        self._model, self._graphs = model, graphs
+        self._model = model
+        self._graphs = graphs
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._inputs = {name: tensor.clone() for name, tensor in batch.items()}
         self._anchor = torch.zeros((), device=model.device, requires_grad=True)  # lets autograd call the backward pass
@@ -245,7 +248,8 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, recording: _Recording, chosen: _Pass) -> Tensor:
-        ctx.recording, ctx.chosen = recording, chosen
+        ctx.recording = recording
+        ctx.chosen = chosen
         chosen.replay_forward()
         return chosen.loss.clone()
 

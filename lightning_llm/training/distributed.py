@@ -73,7 +73,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None]:
-        """Of a micro-batch that is not its step's last."""
+        """Skip the gradient sync of a micro-batch that is not its step's last, if ``kind`` defers it."""
         sharded = [part for part in self.model.modules() if isinstance(part, FSDPModule)] if self.model else []
         if self.kind == DEFERRED:
             for part in sharded:
@@ -95,7 +95,8 @@ class ShardedStrategy(ModelParallelStrategy):
         Raises:
             ValueError: A number or kind of devices that this strategy does not support.
         """
-        world, device = self.num_nodes * self.num_processes, self.root_device
+        world = self.num_nodes * self.num_processes
+        device = self.root_device
         if device.type not in DEVICES:
             raise ValueError(f"trainer.strategy {NAME} needs devices of {' or '.join(DEVICES)}, got {device.type}")
         if self._data_parallel_size not in ("auto", world):
@@ -114,7 +115,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """As of an unsharded model, by numbers, but with shards for tensors."""
+        """State as of an unsharded model, by numbers, but with shards for tensors."""
         state: dict[str, Any] = getattr(optimizer, "optimizer", optimizer).state_dict()
         return state
 

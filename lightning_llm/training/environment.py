@@ -1,4 +1,4 @@
-"""What decides a run's bits and speed besides its options: precision, threads, device, random numbers, allocator.
+"""Causes of a run's bits and speed besides its options: precision, threads, device, random numbers, allocator.
 
 A checkpoint and ``summary.json`` record the first three, the versions of torch and NumPy, and a hash of this package;
 a resumed run prints what has changed. ``docs/resume.md`` says when two runs have the same bits.

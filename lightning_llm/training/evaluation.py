@@ -73,7 +73,8 @@ class LanguageModelMetrics(Metric):
         result = {"loss": loss, "perplexity": math.exp(loss) if not loss >= 700 else math.inf}
         if self.bytes > 0:
             result["bits_per_byte"] = (self.nats / math.log(2) / self.bytes).item()
-        sums, tokens = self.recall.tolist(), float(self.recall[:, 1].sum())
+        sums = self.recall.tolist()
+        tokens = float(self.recall[:, 1].sum())
         for name, (nats, count) in zip(("recall_loss", "other_loss"), sums, strict=True):
             result |= {name: nats / count} if count else {}
         return result | ({"recall_share": sums[0][1] / tokens} if tokens else {})
@@ -178,7 +179,8 @@ class Evaluation:
 
     def log(self, module: LightningModule) -> None:
         """Log the results; a ``barebones`` trainer logs nothing."""
-        metrics, trainer = self.results(), module.trainer
+        metrics = self.results()
+        trainer = module.trainer
         if trainer.barebones:
             return
         # what Lightning logs is what validate() and test() return; within fit its step count is one behind
@@ -226,7 +228,8 @@ class WindowSums:
 
     def record(self, trainer: Any) -> dict[str, list[Any]] | None:
         """For each block its ``windows``, ``tokens`` and ``nats``; ``None`` without any, or if a loss is not finite."""
-        size, windows = WINDOWS, [len(sums) for sums in self._sums]
+        size = WINDOWS
+        windows = [len(sums) for sums in self._sums]
         while sum(-(-count // size) for count in windows) > MOST_BLOCKS:
             size *= 2
         blocks: dict[str, list[Any]] = {"windows": [], "tokens": [], "nats": []}

@@ -127,7 +127,8 @@ def start_from(source: str, model: Any) -> None:
     Raises:
         ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
     """
-    initial, data = read_initial_weights(source, _say), getattr(model.trainer, "datamodule", None)
+    initial = read_initial_weights(source, _say)
+    data = getattr(model.trainer, "datamodule", None)
     if problem := initial.problem(model.architecture, data):
         raise ValueError(problem)
     if initial.tokenizer is not None and (used := tokenizer_of(data)) is not None:

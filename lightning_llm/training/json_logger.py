@@ -41,7 +41,8 @@ class JSONLinesLogger(Logger):
         folder = f"version_{version}" if isinstance(version, int) else version
         self.run = RunDirectory(save_dir, name, folder)
         self._given = None if folder is None else Path(save_dir, name, folder)
-        self._version, self._name = version, name
+        self._version = version
+        self._name = name
         self._is_open = False
 
     @property
@@ -82,14 +83,16 @@ class JSONLinesLogger(Logger):
 
 def _cut(path: Path, entry: Mapping[str, Any]) -> None:
     """Drop the first line that is beyond ``entry``, is logged again with it, or is incomplete, and all after it."""
-    kept, now = [], entry["step"]
+    kept = []
+    now = entry["step"]
     for line in read_text(path, LARGEST).splitlines(keepends=True):
         try:
             earlier = parse_json(line, path)
             validate(earlier, _ENTRY, path, "")
         except ValueError:
             break
-        before, is_again = earlier.get("step"), (earlier.keys() & entry.keys()) - {"step"}
+        before = earlier.get("step")
+        is_again = (earlier.keys() & entry.keys()) - {"step"}
         is_later = None not in (before, now) and (before > now or (before == now and is_again))
         if is_later or not line.endswith("\n"):
             break

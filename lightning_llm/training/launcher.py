@@ -13,10 +13,10 @@ ARCHITECTURE, LOOPS = "architecture", "loops"
 
 
 class ReturningLauncher(_MultiProcessingLauncher):
-    """As Lightning's; model and trainer in the first process are as after a run in this process alone."""
+    """Launcher like Lightning's; model and trainer in the first process are as after a run in this process alone."""
 
     def get_extra_results(self, trainer: Any) -> dict[str, Any]:
-        """What the first process is sent besides weights: the architecture, and how far the run got."""
+        """Results for the first process besides weights: the architecture, and how far the run got."""
         extra: dict[str, Any] = {**super().get_extra_results(trainer), LOOPS: trainer.fit_loop.state_dict()}
         if isinstance(trainer.lightning_module, LanguageModel):
             extra[ARCHITECTURE] = trainer.lightning_module.architecture.to_dict()

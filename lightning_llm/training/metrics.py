@@ -19,14 +19,15 @@ AUXILIARY_LOSS = "auxiliary_loss"
 
 
 class Loss(NamedTuple):
-    """What a loss is, and its unit."""
+    """Title of a loss, and its unit."""
 
     title: str
     unit: str
 
 
 # in ``summary.json``: ``compare`` and ``ablate`` compare them
-BITS, RECALL = "bits_per_byte", ("recall_loss", "other_loss")  # parts of the loss; runs of earlier versions have none
+BITS = "bits_per_byte"
+RECALL = ("recall_loss", "other_loss")  # parts of the loss; runs of earlier versions have none
 LOSSES = {
     VAL_LOSS: Loss("validation loss", "nats/token"),
     BITS: Loss("validation loss", "bits/byte"),

@@ -104,7 +104,8 @@ class LanguageModel(LightningModule):
         self.schedule = restored_schedule(schedule)
         self.groups = [rule if isinstance(rule, GroupRule) else GroupRule(**rule) for rule in groups or ()]
         self.loss_chunks = loss_chunks
-        self.compile_mode, self.compile_scope = compile_mode, compile_scope
+        self.compile_mode = compile_mode
+        self.compile_scope = compile_scope
         self.init_from = init_from
         self._has_loaded = False  # weights of a file
         parts: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
@@ -177,7 +178,7 @@ class LanguageModel(LightningModule):
         return self.transformer.logits(self.transformer(input_ids))
 
     def loss(self, batch: Batch) -> Tensor:
-        """What training minimizes, of one batch: the mean of ``architecture.loss`` and what MLPs add, in float32.
+        """Loss that training minimizes, of one batch: the mean of ``architecture.loss`` and what MLPs add, in float32.
 
         Args:
             batch: ``input_ids`` and ``targets``, both (batch, seq); ``documents``, likewise, keeps attention inside;
@@ -196,11 +197,13 @@ class LanguageModel(LightningModule):
 
     def token_losses(self, batch: Batch) -> Tensor:
         """Cross-entropy of each target in nats, (batch, seq), float32; 0 where it does not count. For evaluation."""
-        hidden, head = self._hidden(batch), self.transformer.lm_head
+        hidden = self._hidden(batch)
+        head = self.transformer.lm_head
         return CrossEntropy(self.architecture).token_losses(hidden, head, batch["targets"], self.loss_chunks)
 
     def _mean(self, objective: nn.Module, batch: Batch, weighted: bool = False) -> tuple[Tensor, Tensor]:
-        hidden, head = self._hidden(batch), self.transformer.lm_head
+        hidden = self._hidden(batch)
+        head = self.transformer.lm_head
         weights = batch.get("weights") if weighted else None
         total, count = objective(hidden, head, batch["targets"], weights=weights, num_chunks=self.loss_chunks)
         return total / count.where(count > 0, 1), count

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before the first step. All errors are found before any is reported."""
+"""Checks before the first step. All errors are found before any is reported."""
 
 import dataclasses
 import importlib.util
@@ -240,7 +240,7 @@ def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
 
 
 def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
-    """Those of ``init_from``, if they exist: a resumed run does not need them."""
+    """Check the weights of ``init_from``, if they exist: a resumed run does not need them."""
     init_from = getattr(model, "init_from", None)
     if init_from is not None and Path(init_from).exists():
         try:
@@ -252,7 +252,8 @@ def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
 
 def _initial_values(model: Any) -> Iterator[Check]:
     """Where the initial values of custom parts come from; the constructors run here, on the CPU."""
-    config, seed = model.architecture, model.seed or 0
+    config = model.architecture
+    seed = model.seed or 0
     if not config.custom_parts:
         return
     try:
@@ -267,19 +268,21 @@ def _initial_values(model: Any) -> Iterator[Check]:
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:
-    """What ``torch.compile`` needs at the first step."""
+    """Check what ``torch.compile`` needs at the first step."""
     mode = getattr(model, "compile_mode", None)
     for problem in _compile_problems(model, trainer):
         yield Check("compiled", f"as one: {model.compile_scope}", problem)
     if mode is None:
         return
     if trainer.strategy.root_device.type == "cuda":
-        finding, is_there = "triton", importlib.util.find_spec("triton") is not None
+        finding = "triton"
+        is_there = importlib.util.find_spec("triton") is not None
         problem = "needs the package triton: python -m pip install triton, or leave the option at null"
     else:
         name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
         path = shutil.which(name)
-        finding, is_there = path or f"no {name}", path is not None
+        finding = path or f"no {name}"
+        is_there = path is not None
         problem = f"needs a C++ compiler and finds no {name}: install it, name another in CXX, or use null"
     yield Check("compiler", finding, "" if is_there else f"model.compile_mode {mode} {problem}")
 
@@ -306,7 +309,8 @@ def _texts(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> 
 
 def _devices(trainer: Any) -> Iterator[Check]:
     """On a CPU a device is a process; Lightning accepts any number of them."""
-    cores, devices = os.cpu_count() or 1, trainer.num_devices
+    cores = os.cpu_count() or 1
+    devices = trainer.num_devices
     if trainer.strategy.root_device.type == "cpu" and devices > 1:
         problem = f"trainer.devices {devices}: this machine has {cores} cores, each process needs one; ask for fewer"
         yield Check("devices", f"{devices} processes on {cores} cores", problem if devices > cores else "")
@@ -330,7 +334,8 @@ def _batch(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> 
 
 
 def _precision(trainer: Any) -> Check:
-    device, precision = trainer.strategy.root_device, str(trainer.precision)
+    device = trainer.strategy.root_device
+    precision = str(trainer.precision)
     lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True)
     problems = [f"trainer.precision {precision}: this GPU lacks bf16"] if lacks_bf16 and precision[:4] == "bf16" else []
     finding = f"{precision}{', TF32' if trainer.tf32 else ''} on {device.type}"
@@ -363,7 +368,8 @@ def _steps(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> 
 def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer: Any, folder: Path) -> Iterator[Check]:
     option = "groups"
     try:
-        groups, option = model.groups_of(transformer), "optimizer"
+        groups = model.groups_of(transformer)
+        option = "optimizer"
         yield Check("optimizer", type(model.optimizer_over(groups)).__name__)
     except ValueError as error:  # a pattern that decides nothing, an option out of range
         yield Check("optimizer", "cannot be made", f"model.{option}: {error}")
@@ -384,7 +390,7 @@ def _memory_and_disk(model: Any, transformer: Transformer, weights: int, trainer
 
 
 def _memory(needed: int, of_what: str, trainer: Any) -> Iterator[Check]:
-    """Of what is allocated all the time; activations come on top."""
+    """Check the memory for what is allocated all the time; activations come on top."""
     device = trainer.strategy.root_device
     available = device_memory(device)
     if available is None:

@@ -44,7 +44,7 @@ SHARDING = ("fsdp2", "fsdp2_deferred", "ModelParallelStrategy", "ShardedStrategy
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Which run, on which device: configs, and what takes the place of their values where it is given."""
+    """Options of a run and its device: configs, and what overrides their values where it is given."""
 
     config: Sequence[str]
     device: str | None = None
@@ -91,7 +91,8 @@ def read_run(options: RunOptions) -> RunConfig:
         print(f"model.class_path {path} is counted as a LanguageModel: what it adds is left out", file=sys.stderr)
     config = _architecture(raw, options, source)
     device = None if options.device is None else device_from_part(options.device)
-    precision, reason = options.precision or text_of(raw, "trainer.precision", "auto"), ""
+    precision = options.precision or text_of(raw, "trainer.precision", "auto")
+    reason = ""
     if precision == "auto":
         processor = ("the CPU", cpu_features()) if device is None else (device.name, device.flops)
         precision, reason = auto_precision(*processor)
@@ -178,7 +179,9 @@ def _architecture(raw: Section, options: RunOptions, source: Path) -> ModelConfi
 
 def _vocab_size_of_data(raw: Section, source: Path) -> int | None:
     """From the store, the run, the tokenizer or the text, whichever has it first; ``None``: none of them."""
-    data, store, tokenizer = section_of(raw, "data"), text_of(raw, "data.store"), text_of(raw, "data.tokenizer")
+    data = section_of(raw, "data")
+    store = text_of(raw, "data.store")
+    tokenizer = text_of(raw, "data.tokenizer")
     if store and (Path(store) / "meta.json").is_file():  # token_store.META, which loads NumPy
         return cast("int | None", read_json(file_in(Path(store), "meta.json")).get("vocab_size"))
     if (of_run := _vocab_size_of_run(source)) is not None:
@@ -213,7 +216,7 @@ def _vocab_size_of_run(config: Path) -> int | None:
 
 
 def _optimizer(raw: Section, options: RunOptions, config: ModelConfig, precision: str, measured: Measured) -> Optimizer:
-    """What a RunConfig says about the optimizer and its state."""
+    """Optimizer of a RunConfig and its state."""
     path, arguments = class_of(raw, "model.optimizer", f"{OWN}AdamW")
     name = path.rpartition(".")[2]
     is_known = name in STATE_PER_PARAMETER and ("." not in path or path.startswith((OWN, OF_TORCH)))
@@ -222,7 +225,8 @@ def _optimizer(raw: Section, options: RunOptions, config: ModelConfig, precision
     dtype = options.state_dtype or text_of(arguments, "state_dtype")
     if dtype not in STATE_BYTES:
         raise ValueError(f"state_dtype {shown(dtype)} is not covered: write bfloat16, or leave it out")
-    is_own, is_muon = name == "AdamW" and path.startswith(OWN), name == "MuonAdamW"
+    is_own = name == "AdamW" and path.startswith(OWN)
+    is_muon = name == "MuonAdamW"
     if dtype is not None and not is_own and not (is_muon and options.state_dtype is None):
         instead = "give it in the config's init_args" if is_muon else "leave it out, or change that"
         raise ValueError(f"state_dtype is an option of {OWN}AdamW, the optimizer is {name}: {instead}")
@@ -248,7 +252,7 @@ def _measured_state(path: str, arguments: Section, config: ModelConfig, precisio
 
 
 def _reserve(raw: Section, reserve: int | None, kind: str, world_size: int) -> Reserve:
-    """What tensors do not get; ``reserve`` is --reserve."""
+    """Memory that tensors do not get; ``reserve`` is --reserve."""
     size = text_of(raw, "model.memory_reserve")
     if reserve is None and size is not None:
         reserve = byte_size(size, "model.memory_reserve")
@@ -264,7 +268,8 @@ def _strategy(raw: Section) -> str:
 
 
 def _world_size(raw: Section) -> int:
-    devices, nodes = section_of(raw, "trainer").get("devices"), whole_of(raw, "trainer.num_nodes", 1)
+    devices = section_of(raw, "trainer").get("devices")
+    nodes = whole_of(raw, "trainer.num_nodes", 1)
     if isinstance(devices, int | str) and re.fullmatch("[0-9]{1,9}", str(devices)):
         return int(nodes) * max(1, int(devices))
     return int(nodes)

@@ -23,7 +23,7 @@ from lightning_llm.optim.clipping import clip_grad_norm_
 
 
 class Counted(NamedTuple):
-    """What the loss of a micro-batch that Lightning reports is the mean over.
+    """Count that the loss of a micro-batch, as Lightning reports it, is the mean over.
 
     Attributes:
         scale: Times this, the loss is the sum over the targets.
@@ -104,5 +104,5 @@ class StepLoss:
 
 
 def _micro_batches(trainer: Trainer) -> int:
-    """Of a step, on all processes."""
+    """Number of micro-batches in a step, on all processes."""
     return trainer.accumulate_grad_batches * trainer.world_size

@@ -103,7 +103,8 @@ class Trainer(pl.Trainer):
         listed = _listed(callbacks)
         check_options(kwargs, listed)
         self.checks: list[Check] = []
-        self.tf32, self.capture = tf32, capture
+        self.tf32 = tf32
+        self.capture = capture
         check_accelerator(accelerator)
         precision, self.precision_reason = _precision_for(precision, accelerator)
         self.run_directory = _run_directory_for(logger, default_root_dir, run_dir)
@@ -173,7 +174,7 @@ class Trainer(pl.Trainer):
             self.run_directory.close()
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """As Lightning's; of a schedule-free optimizer, the weights are those to evaluate."""
+        """Save like Lightning; of a schedule-free optimizer, the weights are those to evaluate."""
         with evaluated(self):
             super().save_checkpoint(*args, **kwargs)
 
@@ -275,7 +276,7 @@ def _precision_for(precision: Any, accelerator: Any) -> tuple[Any, str]:
 
 
 def _run_directory_for(logger: Any, root: str, run_dir: str | None) -> RunDirectory:
-    """That of a logger that chooses it, or a new one in ``root``; named, if ``run_dir`` names it."""
+    """Directory of a logger that chooses it, or a new one in ``root``; named, if ``run_dir`` names it."""
     chosen = (one.run for one in _listed(logger) if isinstance(one, JSONLinesLogger))
     directory = next(chosen, None) or RunDirectory(root)
     if run_dir is not None:

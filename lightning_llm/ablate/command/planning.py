@@ -67,7 +67,8 @@ class CommandDraft(Draft):
     def _matched(self, threads: int, accelerator: str) -> tuple[dict[str, PlannedVariant], dict[str, Any]]:
         """The variants as the plan holds them, and their configs: matched by time, if that is asked."""
         experiment = self.experiment
-        variants, configs = {name: PlannedVariant() for name in self.options}, dict(self.options)
+        variants = {name: PlannedVariant() for name in self.options}
+        configs = dict(self.options)
         if experiment.match != Time.name:
             return variants, configs
         option = str(experiment.solved)

@@ -158,7 +158,8 @@ class CommandProgram(Program):
         if first is not None and again is not None and first.loss == again.loss:
             return
         ended = [result for run, result in results.items() if run.name == BASELINE and not result.has_failed]
-        loads, losses = [result.summary.get("load") for result in ended], [result.loss for result in ended]
+        loads = [result.summary.get("load") for result in ended]
+        losses = [result.loss for result in ended]
         if len(ended) < FEWEST_FOR_LOAD or None in loads or len({*loads}) == 1 or len({*losses}) == 1:
             return
         from scipy.stats import pearsonr  # takes 0.5 s

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from lightning_llm.ablate.command.template import names_in
 from lightning_llm.io.untrusted import MIB, read_text, shown
 
-NUMBER, STEP, ANY = "number", "step", "..."
+NUMBER = "number"
+STEP = "step"
+ANY = "..."
 PLACEHOLDERS = {NUMBER: "the metric", STEP: "the step that it belongs to", ANY: "any text"}
 # What a program may tell: hashes of what it uses, and facts that matching rules compare
 TOLD = ("batches", "initial_values")

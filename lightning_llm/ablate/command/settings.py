@@ -12,7 +12,8 @@ from lightning_llm.ablate.command.reading import Pattern
 from lightning_llm.io.units import duration
 from lightning_llm.io.untrusted import shown
 
-OF_REVISIONS, OF_TREES = {"against", "revisions"}, ("link", "setup", "keep_trees")  # the latter need one of the former
+OF_REVISIONS = {"against", "revisions"}
+OF_TREES = ("link", "setup", "keep_trees")  # they need one of OF_REVISIONS
 KEYS = ("command", "option", "read", "reseed", "resume", "time_limit", "gpus_per_run", *OF_TREES, *OF_REVISIONS)
 
 STORE = "trees"  # in the folder of an experiment, or of a stream

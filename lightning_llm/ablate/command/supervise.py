@@ -258,7 +258,9 @@ class Supervisor:
         descriptor = process.stdout.fileno()
         os.set_blocking(descriptor, False)
         lines = _Lines(output.take)
-        peak, next_sample, timed_out = int(self._earlier["peak_bytes"]), started, False
+        peak = int(self._earlier["peak_bytes"])
+        next_sample = started
+        timed_out = False
         limit = self._job.time_limit_s
         started -= self._earlier["seconds"]
         with selectors.DefaultSelector() as selector:

@@ -12,7 +12,12 @@ from typing import Any
 
 from lightning_llm.io.untrusted import shown
 
-SEED, RUN, OPTIONS, DEVICE, PORT, TREE = "seed", "run", "options", "device", "port", "tree"
+SEED = "seed"
+RUN = "run"
+OPTIONS = "options"
+DEVICE = "device"
+PORT = "port"
+TREE = "tree"
 RESUME = "resume"
 PLACEHOLDERS = {
     SEED: "the seed of the run",

@@ -96,7 +96,8 @@ def scaled(
     found: dict[str, Scaled] = {}
     for name in experiment.variants:
         ratios = [own / other for own, other in zip(seconds[name], seconds[BASELINE], strict=True)]
-        between, ratio = (min(ratios), max(ratios)), statistics.median(ratios)
+        between = (min(ratios), max(ratios))
+        ratio = statistics.median(ratios)
         value = base if between[0] <= 1 <= between[1] else max(1.0, base / ratio)
         found[name] = Scaled(round(value) if base == round(base) else value, ratio, between)
     return found

@@ -22,7 +22,11 @@ from lightning_llm.io.atomic import remove_path
 from lightning_llm.io.records import read_record, write_record
 from lightning_llm.runs.lock import RunLock
 
-TREE, KEPT, IN_USE, LEFT, MODULES = "tree", "kept.json", "in_use", "left", "modules.txt"
+TREE = "tree"
+KEPT = "kept.json"
+IN_USE = "in_use"
+LEFT = "left"
+MODULES = "modules.txt"
 DIGITS = 16  # of its hash, in the name of a tree's folder
 MOST_FILES = 20_000  # of a folder that are looked at
 PATHS = "PYTHONPATH"
@@ -162,7 +166,8 @@ class TreeWorkplace(Workplace):
         return self
 
     def _prepare(self) -> None:
-        place, repository = self.place, self._trees.repository
+        place = self.place
+        repository = self._trees.repository
         self.top = self._own / TREE
         self.folder = self.top / repository.prefix
         self.environment = self._environment()
@@ -197,7 +202,8 @@ class TreeWorkplace(Workplace):
         others |= {PATHS: os.pathsep.join(dict.fromkeys(paths))} if paths else {}
         if (root / ".venv").is_dir():  # or uv would make one in the tree, and install the tree into it
             others |= {"UV_NO_SYNC": "1", "UV_PROJECT_ENVIRONMENT": str(root / ".venv")}
-        reseed, roots = self.place.reseed, [root, self.top]
+        reseed = self.place.reseed
+        roots = [root, self.top]
         return {**others, **hooked.environment(others, reseed=reseed, modules=self._record, roots=roots)}
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

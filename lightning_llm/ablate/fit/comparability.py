@@ -1,4 +1,4 @@
-"""Which variants may be compared: what would make their losses incomparable, or leave a run without one, is refused."""
+"""Checks that variants can be compared: rejects what makes losses incomparable, or leaves a run without one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

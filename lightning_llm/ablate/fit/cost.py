@@ -31,7 +31,9 @@ from lightning_llm.training.capture import CapturedLoss
 
 # Of two equal variants on two loaded cores, the interval of the ratio is ±4.4% after 20 rounds, ±1.1% after 200 and
 # ±0.9% after 300; the signs of consecutive ratios are independent.
-ROUNDS, LEAST_ROUNDS, WARM_UP = 300, 20, 3
+ROUNDS = 300
+LEAST_ROUNDS = 20
+WARM_UP = 3
 BUDGET_S = 60.0  # for both variants together; LEAST_ROUNDS rounds are taken in any case
 
 

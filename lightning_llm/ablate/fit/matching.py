@@ -65,7 +65,8 @@ def match_time(base: Variant, variant: Variant, solved: str | None) -> Matched:
     """
     scaled_options(Time.name, variant, base.steps, 2.0)  # it can be scaled: timing takes a while
     *_, (first, second) = cost.time_pair(base, variant)
-    ratio, interval = second.ratio_to(first), median_interval(second.ratios_to(first))
+    ratio = second.ratio_to(first)
+    interval = median_interval(second.ratios_to(first))
     scale = 1.0 if is_one(interval) else 1 / ratio
     options = scaled_options(Time.name, variant, base.steps, scale)
     return Matched(options, {"time_ratio": ratio, "time_ratio_interval": interval})

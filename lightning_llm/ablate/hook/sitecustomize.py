@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-RESEED, MODULES, ROOTS = "LIGHTNING_LLM_RESEED", "LIGHTNING_LLM_MODULES", "LIGHTNING_LLM_ROOTS"
+RESEED = "LIGHTNING_LLM_RESEED"
+MODULES = "LIGHTNING_LLM_MODULES"
+ROOTS = "LIGHTNING_LLM_ROOTS"
 _HERE = os.path.dirname(__file__)
 _RECORD = os.environ.get(MODULES, "")
 _HASHES_ANY = sys.version_info < (3, 11)  # random.seed, whatever it gets

@@ -276,7 +276,8 @@ class Trees:
                 sizes[path] = os.lstat(self.repository.root / path).st_size
         if sum(sizes.values()) > MOST_UNTRACKED:
             largest = max(sizes, key=lambda path: sizes[path])
-            total, limit = shown_size(sum(sizes.values())), shown_size(MOST_UNTRACKED)
+            total = shown_size(sum(sizes.values()))
+            limit = shown_size(MOST_UNTRACKED)
             raise ValueError(
                 f"untracked files have {total}, at most {limit} are copied: add {listed([largest])} to .gitignore"
             )
@@ -324,7 +325,8 @@ class Trees:
         sizes = [line.split() for line in self.in_store("cat-file", "--batch-check", given=given).decode().splitlines()]
         small = [name for name, kind, *rest in sizes if kind == "blob" and int(rest[0]) <= limit]
         output = self.in_store("cat-file", "--batch", given="".join(f"{name}\n" for name in small).encode())
-        content, start = dict[str, bytes](), 0
+        content = dict[str, bytes]()
+        start = 0
         for name in small:
             end = output.index(b"\n", start) + 1
             size = int(output[start:end].split()[2])

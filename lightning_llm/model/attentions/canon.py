@@ -29,17 +29,21 @@ class CausalConvolution(nn.Conv1d):
 
     def __init__(self, channels: int, width: int, *, layer: int, name: str) -> None:
         super().__init__(channels, channels, width, groups=channels, bias=False)
-        self.layer, self.name = layer, name
+        self.layer = layer
+        self.name = name
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # type: ignore[override]
         """(batch, seq, channels) -> (batch, seq, channels)."""
-        seq, before = x.shape[1], self.kernel_size[0] - 1
-        position, weight = torch.arange(seq, device=x.device), self.weight[:, 0].to(x.dtype)
+        seq = x.shape[1]
+        before = self.kernel_size[0] - 1
+        position = torch.arange(seq, device=x.device)
+        weight = self.weight[:, 0].to(x.dtype)
         if context.cache is None:
             seen = F.pad(x, (0, 0, before, 0))  # (batch, before + seq, channels)
         else:
             state = context.cache.state(self.layer, self.name, (before, x.shape[-1]), x.dtype)
-            seen, is_token = torch.cat((state, x), dim=1), context.cache.is_token(seq)
+            seen = torch.cat((state, x), dim=1)
+            is_token = context.cache.is_token(seq)
             ends = torch.full((1, 1), seq, device=x.device) if is_token is None else is_token.sum(dim=1, keepdim=True)
             rows = torch.arange(len(x), device=x.device)[:, None]
             state.copy_(seen.detach()[rows, ends + torch.arange(before, device=x.device)])

@@ -46,8 +46,13 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         assert config.head_dim is not None
-        hidden, heads, has_bias = config.hidden_size, config.num_attention_heads, config.attention_bias
-        self.layer, self.heads, self.head_dim, width = layer, heads, config.head_dim, heads * config.head_dim
+        hidden = config.hidden_size
+        heads = config.num_attention_heads
+        has_bias = config.attention_bias
+        self.layer = layer
+        self.heads = heads
+        self.head_dim = config.head_dim
+        width = heads * config.head_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=has_bias) for _ in range(3))
         self.convolution = CausalConvolution(3 * width, WIDTH, layer=layer, name="convolution")
         self.strength_proj, self.decay_proj = (nn.Linear(hidden, heads, bias=False) for _ in range(2))
@@ -68,14 +73,16 @@ class GatedDeltaNet(nn.Module):
         step = (self.decay_proj(x).to(wide) + self.step_bias).transpose(1, 2).contiguous()
         step = torch.logaddexp(step, torch.zeros_like(step))  # softplus, whose backward AOTAutograd cannot trace here
         log_decay = -self.log_rate.exp()[:, None] * step
-        state, cache = None, context.cache
+        state = None
+        cache = context.cache
         if cache is not None:
             state = cache.state(self.layer, "state", (self.heads, self.head_dim, self.head_dim), wide)
             if (is_token := cache.is_token(x.shape[1])) is not None:  # padding neither fades nor corrects
                 strength, log_decay = strength * is_token[:, None], log_decay * is_token[:, None]
         start = None if context.spans is None else context.spans.start
         with torch.autocast(x.device.type, enabled=False):
-            query, key = F.normalize(query, dim=-1) * self.head_dim**-0.5, F.normalize(key, dim=-1)
+            query = F.normalize(query, dim=-1) * self.head_dim**-0.5
+            key = F.normalize(key, dim=-1)
             mixed, new_state = gated_delta_rule(query, key, value, log_decay, strength, state, start)
         if state is not None:
             state.copy_(new_state.detach())
@@ -122,9 +129,13 @@ def gated_delta_rule(
     outputs = []
     for first in range(0, seq, chunk):
         part = slice(first, first + chunk)
-        q, k, v, beta = query[:, :, part], key[:, :, part], value[:, :, part], strength[:, :, part, None]
+        q = query[:, :, part]
+        k = key[:, :, part]
+        v = value[:, :, part]
+        beta = strength[:, :, part, None]
         g = log_decay[:, :, part].cumsum(dim=-1)
-        begin, places = start[:, None, part, None], position[part]
+        begin = start[:, None, part, None]
+        places = position[part]
         seen = (places <= places[:, None]) & (places >= begin)  # (batch, 1, chunk, chunk)
         fade = (g[..., :, None] - g[..., None, :]).masked_fill(~seen, -math.inf).exp()
         old = g.exp()[..., None] * (begin < max(first, 1))  # what is left of the state before the chunk

@@ -40,10 +40,15 @@ class LatentAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, rank: int | None = None) -> None:
         super().__init__()
         assert config.head_dim is not None
-        self.layer, self.dropout, self.heads = layer, config.dropout, config.num_attention_heads
-        self.head_dim, self.rank = config.head_dim, rank or 4 * config.head_dim
+        self.layer = layer
+        self.dropout = config.dropout
+        self.heads = config.num_attention_heads
+        self.head_dim = config.head_dim
+        self.rank = rank or 4 * config.head_dim
         self.rotary_dim = config.rotary_dim if config.position == "rope" else 0
-        hidden, width, has_bias = config.hidden_size, self.heads * self.head_dim, config.attention_bias
+        hidden = config.hidden_size
+        width = self.heads * self.head_dim
+        has_bias = config.attention_bias
         self.q_proj = nn.Linear(hidden, width, bias=has_bias)
         self.latent_proj = nn.Linear(hidden, self.rank + self.rotary_dim, bias=has_bias)
         self.latent_norm = RMSNorm(self.rank, eps=config.rms_norm_eps)
@@ -80,7 +85,7 @@ class LatentAttention(nn.Module):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _absorbed(self, query: Tensor, latent: Tensor, rotated: Tensor, context: Context) -> Tensor:
-        """As :meth:`forward` from queries (batch, heads, 1, head_dim) and what the cache holds, without dropout."""
+        """Attention as in :meth:`forward`, from queries (batch, heads, 1, head_dim) and the cache, without dropout."""
         by_head = self.kv_proj.weight.view(self.heads, -1, self.rank)
         to_key, to_value = torch.split(by_head, [self._unrotated, self.head_dim], dim=1)  # (heads, …, rank)
         first, rest = torch.split(query, [self.rotary_dim, self._unrotated], dim=-1)

@@ -84,11 +84,15 @@ class InputHashes(Callback):
         if trainer.global_step == 0:
             self.initial_values = {name: tensor_hash(value) for name, value in pl_module.named_parameters()}
             self._describe_initial_values(pl_module)
-            self._sum, self.batches_at = torch.zeros((), dtype=torch.int64, device=pl_module.device), {}
+            self._sum = torch.zeros((), dtype=torch.int64, device=pl_module.device)
+            self.batches_at = {}
         elif self.batches is not None:
             of_all = int.from_bytes(bytes.fromhex(self.batches), "big", signed=True) if trainer.is_global_zero else 0
             self._sum = torch.tensor(of_all, device=pl_module.device)
-        self._step, self._at, self._waiting, self._completed = None, {}, [], 0
+        self._step = None
+        self._at = {}
+        self._waiting = []
+        self._completed = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Add the sequences of this micro-batch, each with its number in the run."""
@@ -112,7 +116,8 @@ class InputHashes(Callback):
         if self._sum is None or not step_is_complete(trainer):
             return
         if self._step is not None:
-            self._sum, self._step = self._sum + self._step, None
+            self._sum = self._sum + self._step
+            self._step = None
         self._completed = len(self._waiting)
         is_wanted = is_kept(step := trainer.global_step, step)
         if is_wanted or (self._waiting and self._completed * self._waiting[0][0].size >= WAITING):
@@ -148,7 +153,8 @@ class InputHashes(Callback):
             checkpoint["callbacks"][self.state_key] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.initial_values, self.batches = state_dict[INITIAL_VALUES], state_dict[BATCHES]
+        self.initial_values = state_dict[INITIAL_VALUES]
+        self.batches = state_dict[BATCHES]
         self.batches_at = {int(step): value for step, value in state_dict.get(BATCHES_AT, {}).items()}
         self.initial_rules = state_dict.get(INITIAL_RULES)
         self.initial_scales = state_dict.get(INITIAL_SCALES, {})
@@ -175,7 +181,8 @@ class InputHashes(Callback):
 
     def _hash_waiting(self) -> None:
         """Add the batches of completed steps that wait."""
-        completed, self._waiting = self._waiting[: self._completed], self._waiting[self._completed :]
+        completed = self._waiting[: self._completed]
+        self._waiting = self._waiting[self._completed :]
         self._completed = 0
         for _, alike in itertools.groupby(completed, lambda parts: parts[0].shape[1]):
             hashes = self._hash(*(torch.from_numpy(np.concatenate(part)) for part in zip(*alike, strict=True)))
@@ -251,12 +258,13 @@ def tensor_hash(tensor: Tensor) -> str:
     """
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     content = whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    shape, dtype = "x".join(map(str, whole.shape)), str(whole.dtype).removeprefix("torch.")
+    shape = "x".join(map(str, whole.shape))
+    dtype = str(whole.dtype).removeprefix("torch.")
     return f"{shape} {dtype} {hashlib.sha256(content.data).hexdigest()[:16]}"
 
 
 def _mixed(value: Any) -> Any:
-    """As the finalizer of SplitMix64, with arithmetic shifts: every bit in moves every bit out. Integers wrap."""
+    """Mix like the finalizer of SplitMix64, with arithmetic shifts: every bit in moves every bit out. Integers wrap."""
     value = (value ^ (value >> 30)) * _FIRST
     value = (value ^ (value >> 27)) * _SECOND
     return value ^ (value >> 31)

@@ -28,7 +28,7 @@ EXACT, OPTIMIZED = "same results to rounding", "memory_optimized_swiglu"
 
 
 class StepCase(NamedTuple):
-    """What a step's memory depends on."""
+    """Settings that a step's memory depends on."""
 
     config: ModelConfig
     optimizer: str
@@ -40,7 +40,7 @@ class StepCase(NamedTuple):
         return self._replace(config=config, step=dataclasses.replace(self.step, **settings))
 
     def memory(self) -> StepMemory:
-        """Of a step, without optimizer state."""
+        """Memory of a step, without optimizer state."""
         return step_memory(self.config, self.step.unshared)
 
     def work(self) -> int:
@@ -81,7 +81,10 @@ def describe_failure(
     ``metered`` is the meter of the step, if the step was sampled; ``counters`` are bytes by phase, from the gauge.
     """
     report: Report = {"step": step, "rank": trainer.global_rank, "counters": counters}
-    where, meter, source, title = "", metered, "measured", "Live at the peak of the step, measured"
+    where = ""
+    meter = metered
+    source = "measured"
+    title = "Live at the peak of the step, measured"
     if meter is None:
         meter = AttributedMeter(pl_module, trainer.optimizers, batch)
         meter.close()
@@ -113,13 +116,15 @@ def describe_failure(
 
 def advise(case: StepCase) -> MemoryAdvice | None:
     """The step's peak by the accounting, and what settings would save; ``None`` for what it does not cover."""
-    remarks, unknown = [], parts_to_measure(case.config)
+    remarks = []
+    unknown = parts_to_measure(case.config)
     try:
         if case.step.strategy != "ddp" and case.step.world_size > 1:
             remarks.append("The estimate counts whole parameters, of which FSDP2 leaves each process a share.")
         if unknown:
             case = case.change(measured=measure_parts(case.config, case.step.precision, case.step.context_length))
-        memory, work = case.memory(), case.work()
+        memory = case.memory()
+        work = case.work()
     except (ValueError, RuntimeError):
         return None
     savings = []
@@ -153,7 +158,10 @@ def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:
 
 def candidates(case: StepCase) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
     """Settings to try, each with its changes to the architecture and to the settings of the step, and a remark."""
-    config, rows, chunks, exact = case.config, case.step.rows, case.step.loss_chunks, EXACT
+    config = case.config
+    rows = case.step.rows
+    chunks = case.step.loss_chunks
+    exact = EXACT
     halved = {"rows": rows // 2, "accumulation": 2 * case.step.accumulation}
     tokens = rows * case.step.context_length
     if rows > 1:
@@ -187,7 +195,8 @@ def _muon(case: StepCase, work: int) -> Saving:
     matrices = Dimensions.of(config).matrices().values()
     shapes = [(min(shape), max(shape)) for shapes_of_part in matrices for shape in shapes_of_part.values()]
     extra = sum(5 * (4 * low**2 * high + 2 * low**3) for low, high in shapes)  # five Newton-Schulz steps
-    note, setting = "changes the training, tune the learning rate", "model.optimizer lightning_llm.optim.MuonAdamW"
+    note = "changes the training, tune the learning rate"
+    setting = "model.optimizer lightning_llm.optim.MuonAdamW"
     extra_work = config.num_hidden_layers * extra / sharers / (step.rows * step.accumulation * work)
     return Saving(setting, saved, extra_work, note)
 

@@ -53,7 +53,9 @@ class MemoryProfiler(Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None, snapshot_at: int | None = None, top: int = 10) -> None:
-        self.every_n_steps, self.snapshot_at, self.top = every_n_steps, snapshot_at, top
+        self.every_n_steps = every_n_steps
+        self.snapshot_at = snapshot_at
+        self.top = top
         problems = []
         for name, or_null in (("every_n_steps", " or null"), ("snapshot_at", " or null"), ("top", "")):
             number = getattr(self, name)
@@ -69,7 +71,8 @@ class MemoryProfiler(Callback):
         self._step = -1  # the current step, counted from 1
         self._is_sampled = self._is_compiled = False
         self._batch: Any = None
-        self._folder, self._writes = Path(), True
+        self._folder = Path()
+        self._writes = True
         self._group: Any = None
 
     @property
@@ -88,7 +91,8 @@ class MemoryProfiler(Callback):
         run = run_dir_of(trainer)
         folder = Path() if run is None else run / FOLDER
         self._folder = folder / f"rank-{trainer.global_rank}" if trainer.global_rank else folder
-        self._writes, device = run is not None, trainer.strategy.root_device
+        self._writes = run is not None
+        device = trainer.strategy.root_device
         errors = []
         parent = existing_parent(self._folder)
         if self._writes and not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
@@ -110,7 +114,8 @@ class MemoryProfiler(Callback):
         """A micro-batch begins: maybe one of a new step."""
         self._batch = batch
         if self._step != trainer.global_step + 1:
-            self._step, self._of_step = trainer.global_step + 1, {}
+            self._step = trainer.global_step + 1
+            self._of_step = {}
             self._is_sampled = self._writes and self.every_n_steps is not None and self._step % self.every_n_steps == 0
             if self._step == self.snapshot_at and self._writes:
                 torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python")
@@ -183,7 +188,8 @@ class MemoryProfiler(Callback):
             self._meter.add_inputs(batch)
             self._meter.begin("forward")
             return
-        device, unseen = trainer.strategy.root_device, 0
+        device = trainer.strategy.root_device
+        unseen = 0
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             unseen = torch.cuda.memory_allocated(device)
@@ -220,7 +226,8 @@ class MemoryProfiler(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Take the meter away; where memory ran out, say where it went before the process ends."""
-        failed, batch = self._leave_meter(), self._batch
+        failed = self._leave_meter()
+        batch = self._batch
         self._batch = None
         if self._gauge is None or not is_out_of_memory(exception):
             return

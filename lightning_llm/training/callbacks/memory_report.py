@@ -41,7 +41,8 @@ Report = dict[str, Any]
 def step_report(timeline: Timeline, top: int) -> Report:
     """Peak, what forward saved, phases and timeline of the ``top`` modules that hold most at the peak; in bytes."""
     peak, saved = timeline.peak, timeline.saved
-    names, samples = list(peak.by_module())[:top], []
+    names = list(peak.by_module())[:top]
+    samples = []
     for point in timeline.samples():
         sizes = point.by_module()
         shown = {name: sizes.get(name, 0) for name in names}
@@ -73,7 +74,7 @@ def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
 
 
 def point_report(point: MemorySample) -> Report:
-    """What is live at a point in the step: total, by category, by module, and as a table."""
+    """Live bytes at a point in the step: total, by category, by module, and as a table."""
     return {
         "bytes": point.total_bytes,
         "phase": point.phase,
@@ -188,9 +189,11 @@ def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors
     highest = {sample["operator"]: sample for sample in samples}  # of several within one operator
     x = [*highest, report["timeline"]["operators"]]
     rows = [[sample[grouping].get(key, 0) / unit for sample in [*highest.values(), samples[-1]]] for key in keys]
-    labels, shades = [NAMES.get(key, key) for key in keys], [colors[key] for key in keys]
+    labels = [NAMES.get(key, key) for key in keys]
+    shades = [colors[key] for key in keys]
     axis.stackplot(x, *rows, labels=labels, colors=shades, step="mid")  # each is the peak of the operators around it
-    operator, height = report["peak"]["operator"], report["peak"]["bytes"] / unit
+    operator = report["peak"]["operator"]
+    height = report["peak"]["bytes"] / unit
     axis.plot([operator], [height], marker=7, color="black", markersize=7, clip_on=False)  # its tip is there
     axis.set_xlim(0, x[-1])
 
@@ -201,7 +204,8 @@ def _mark_phases(axis: Any, timeline: Mapping[str, Any], highest: float) -> None
     ends = [*begins[1:], timeline["operators"]]
     for (begin, phase), end in zip(timeline["marks"], ends, strict=True):
         axis.axvline(begin, color="black", linewidth=0.7, alpha=0.6)
-        share, is_last = (end - begin) / timeline["operators"], end == timeline["operators"]
+        share = (end - begin) / timeline["operators"]
+        is_last = end == timeline["operators"]
         if share > LABEL_HEIGHT or is_last:
             upright = {"rotation": 90} if share < LABEL_WIDTH else {}
             axis.text(begin, 1.11 * highest, f" {phase} ", fontsize=8, va="top", ha="left", **upright)
@@ -217,7 +221,8 @@ def _module_colors(modules: Sequence[str]) -> dict[str, Any]:
     groups: dict[str, list[str]] = {}
     for name in modules:
         groups.setdefault(name.rpartition(".")[2], []).append(name)
-    others, colors = itertools.cycle(OTHER_HUES), {}
+    others = itertools.cycle(OTHER_HUES)
+    colors = {}
     for part, names in groups.items():
         hue = HUES.get(part) or next(others)
         for place, name in enumerate(names):

@@ -47,7 +47,8 @@ class StopOnNonFinite(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Collect the loss; at a log step, check all since the last one."""
-        complete, norm = step_is_complete(trainer), getattr(pl_module, "grad_norm", None)
+        complete = step_is_complete(trainer)
+        norm = getattr(pl_module, "grad_norm", None)
         step = trainer.global_step + (not complete)
         micro = micro_batch_of_step(trainer)
         self._values.append((metrics.TRAIN_LOSS, step, range(micro, micro + 1), outputs["loss"].detach()))

@@ -102,7 +102,8 @@ class StatusFile(Callback):
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._earlier_s, self.validated_step = 0.0, -1
+        self._earlier_s = 0.0
+        self.validated_step = -1
         self._started: float | None = None
 
     @property
@@ -127,7 +128,8 @@ class StatusFile(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last step is over; a Trainer may train again."""
-        self._earlier_s, self._started = self.seconds, None
+        self._earlier_s = self.seconds
+        self._started = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._folder = self.folder_of(trainer)

@@ -32,7 +32,8 @@ class RankConsistencyCheck(Callback):
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None, checkpoint: Path | None = None) -> None:
-        self.options, self.checkpoint = flat(options or {}), checkpoint
+        self.options = flat(options or {})
+        self.checkpoint = checkpoint
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Compare, on every rank at once.
@@ -46,7 +47,7 @@ class RankConsistencyCheck(Callback):
                 raise ValueError(f"the processes differ: {'; '.join(differences)}")
 
     def facts(self, data: Any) -> Facts:
-        """What this rank runs, by name."""
+        """Facts about what this rank runs, by name."""
         return {
             **{f"option {name}": value for name, value in self.options.items()},
             "data": data.state_dict().get("store") if hasattr(data, "state_dict") else None,

@@ -1,4 +1,4 @@
-"""What differs between a resumed run and its checkpoint: it is printed, and applied.
+"""Differences between a resumed run and its checkpoint: they are printed, and applied.
 
 Lightning restores the optimizer's and the schedule's hyperparameters with their state, over those in the options. Here
 the checkpoint holds the options. If the resumed run has the same ones, the restored state is used as it is. If they
@@ -54,7 +54,8 @@ class ResumeDiff(Callback):
         """
         if trainer.state.fn != "fit":
             return
-        step, max_steps = checkpoint["global_step"], trainer.max_steps
+        step = checkpoint["global_step"]
+        max_steps = trainer.max_steps
         if 0 < max_steps < step:
             raise ValueError(f"trainer.max_steps {max_steps} is below step {step} of the checkpoint: give more steps")
         state = checkpoint["callbacks"].get(self.state_key, {})
@@ -110,7 +111,8 @@ def _advance(scheduler: Any, steps: int) -> None:
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         return  # it starts afresh from the new learning rate
     if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):  # in closed form: one step is enough
-        scheduler.last_epoch, steps = max(0, steps - 1), min(1, steps)
+        scheduler.last_epoch = max(0, steps - 1)
+        steps = min(1, steps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the optimizer has not stepped in between
         for _ in range(steps):

@@ -71,8 +71,12 @@ class RunCheckpoints(Checkpoint):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.folder = self._given_folder = None if folder is None else Path(folder)
-        self.keep_last, self.every_n_steps, self.asynchronous = keep_last, every_n_steps, asynchronous
-        self.best_loss, self.best_step, self.validated_step = float("inf"), -1, -1
+        self.keep_last = keep_last
+        self.every_n_steps = every_n_steps
+        self.asynchronous = asynchronous
+        self.best_loss = float("inf")
+        self.best_step = -1
+        self.validated_step = -1
         self.newest: Path | None = None
         self._windows: str | None = None
         self._is_first = True
@@ -89,7 +93,8 @@ class RunCheckpoints(Checkpoint):
         files = trainer.strategy.checkpoint_io
         if isinstance(files, AtomicCheckpointIO):
             is_cuda = trainer.strategy.root_device.type == "cuda"
-            self._files, files.asynchronous = files, is_cuda if self.asynchronous is None else self.asynchronous
+            self._files = files
+            files.asynchronous = is_cuda if self.asynchronous is None else self.asynchronous
         elif self.asynchronous:
             raise ValueError(
                 f"RunCheckpoints.asynchronous needs AtomicCheckpointIO, got {type(files).__name__} among "
@@ -122,7 +127,8 @@ class RunCheckpoints(Checkpoint):
         loss = float(trainer.callback_metrics.get(VAL_LOSS, float("inf")))
         is_best = loss < self.best_loss
         if is_best:  # set first, so that the file itself contains it
-            self.best_loss, self.best_step = loss, trainer.global_step
+            self.best_loss = loss
+            self.best_step = trainer.global_step
         self.save(trainer)
         if is_best and trainer.is_global_zero and self.newest is not None:
             self._files.then(partial(link_path, self.newest, self.newest.with_name(BEST)))
@@ -138,7 +144,8 @@ class RunCheckpoints(Checkpoint):
         if self.best_step >= 0 and self._windows is not None and windows != self._windows:
             if trainer.is_global_zero:
                 print(OTHER_WINDOWS.format(self.best_loss, self.best_step), flush=True)
-            self.best_loss, self.best_step = float("inf"), -1
+            self.best_loss = float("inf")
+            self.best_step = -1
         self._windows = windows
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -200,7 +207,8 @@ class RunCheckpoints(Checkpoint):
         for temporary in folder.glob(".*.tmp"):
             remove_path(temporary)
         later = [path for path in step_files(folder) if step_of(path) > step]
-        best, source = folder / BEST, folder / step_name(self.best_step)
+        best = folder / BEST
+        source = folder / step_name(self.best_step)
         if best.exists() and later and _step_in(best) > step:
             later.append(best)
         for path in later:

@@ -1,4 +1,4 @@
-"""What a run leaves behind at its end: ``summary.json``, with which ``compare`` takes it into account.
+"""Record of a run at its end: ``summary.json``, with which ``compare`` takes it into account.
 
 ``fit`` writes it after its last validation. A run that Python starts, with our Trainer or Lightning's, gets
 ``RunRecord`` from our Trainer or from the model, and its summary has the options too, since there is no config.
@@ -107,14 +107,14 @@ class RunRecord(StatusFile):
 
 
 def missing_callbacks(trainer: Trainer) -> list[Callback]:
-    """What a run needs for ``compare`` and does not have: with Lightning's own trainer, all of it."""
+    """Callbacks that a run needs for ``compare`` and does not have: with Lightning's own trainer, all of them."""
     needed = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: RunRecord}
     missing = [make() for base, make in needed.items() if callback_of(trainer, base) is None]
     return [] if trainer.barebones else missing
 
 
 def options_of(trainer: Trainer, model: LightningModule, data: Any) -> dict[str, Any]:
-    """What is known of the options of a run without a config, in the form of one."""
+    """Known options of a run without a config, in the form of one."""
     seed = getattr(model, "seed", None)
     seed = os.environ.get("PL_GLOBAL_SEED") if seed is None else seed  # of Lightning's seed_everything
     return {

@@ -52,8 +52,12 @@ class SampleText(Callback):
         top_k: int | None = 50,
         seed: int = 0,
     ) -> None:
-        self.every_n_steps, self.prompt, self.seed = every_n_steps, prompt, seed
-        self.max_new_tokens, self.temperature, self.top_k = max_new_tokens, temperature, top_k
+        self.every_n_steps = every_n_steps
+        self.prompt = prompt
+        self.seed = seed
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.top_k = top_k
         problems = [
             f"SampleText.{name} must be at least {least}, got {value}"
             for name, least in MINIMA.items()

@@ -36,7 +36,10 @@ class Interrupted(Exception):
     """
 
     def __init__(self, signal_number: int, step: int, requeue: bool = False, is_saved: bool = True) -> None:
-        self.signal_number, self.step, self.requeue, self.is_saved = signal_number, step, requeue, is_saved
+        self.signal_number = signal_number
+        self.step = step
+        self.requeue = requeue
+        self.is_saved = is_saved
         super().__init__(f"interrupted by {signal.Signals(signal_number).name} after step {step}")
 
     @property
@@ -69,7 +72,10 @@ class StopOnSignal(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace Lightning's handlers; at the end it restores those from before it."""
-        self._received, self._vote, self._agreed, self._is_training = 0, None, 0, True
+        self._received = 0
+        self._vote = None
+        self._agreed = 0
+        self._is_training = True
         self._handle(lambda before: before if before is signal.SIG_IGN else self._note)
         self._group = host_group(trainer.strategy)
 
@@ -131,7 +137,8 @@ class StopOnSignal(Callback):
 
     def _stop(self, trainer: Trainer, number: int) -> None:
         if number:
-            requeue, is_saved = number == self._requeue_signal, bool(trainer.checkpoint_callbacks)
+            requeue = number == self._requeue_signal
+            is_saved = bool(trainer.checkpoint_callbacks)
             raise Interrupted(number, trainer.global_step, requeue=requeue, is_saved=is_saved)
 
     def _count(self) -> int:

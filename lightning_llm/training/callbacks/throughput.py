@@ -26,7 +26,7 @@ _WAITING = 1024  # losses that wait at most
 
 
 class Utilization(NamedTuple):
-    """What turns seconds per step into MFU and HFU.
+    """Conversion of seconds per step into MFU and HFU.
 
     Attributes:
         flops: Of one optimizer step, over all devices; ``None`` if unknown.
@@ -73,17 +73,22 @@ class TrainingLog(Callback):
         self._sums: torch.Tensor | None = None  # of the loss over targets, and of the targets, of this process
         self._waiting: list[tuple[torch.Tensor, Counted]] = []  # losses to add to them
         self._saved: torch.Tensor | None = None  # in the checkpoint, of all processes
-        self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
+        self._tokens = 0
+        self._timed_steps = 0
+        self._waited = 0.0
         self._has_saved = False
         self._clock = PhaseClock()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; the loss continues from the sum in the checkpoint."""
         if self._saved is not None:
-            self._sums, self._saved = self._saved.to(pl_module.device) / trainer.world_size, None
+            self._sums = self._saved.to(pl_module.device) / trainer.world_size
+            self._saved = None
         self.utilization = utilization_of(trainer, getattr(pl_module, "architecture", None), self.peak_tflops)
         self._clock = PhaseClock(pl_module.device)
-        self._tokens, self._timed_steps, self._waited = 0, 0, 0.0
+        self._tokens = 0
+        self._timed_steps = 0
+        self._waited = 0.0
         self._clock.start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -148,7 +153,9 @@ class TrainingLog(Callback):
         if (added := getattr(pl_module, "auxiliary_loss", None)) is not None:
             values[metrics.AUXILIARY_LOSS] = added.item()
         speed = self._speed(trainer)
-        self._sums, self._tokens, self._timed_steps = None, 0, 0
+        self._sums = None
+        self._tokens = 0
+        self._timed_steps = 0
         # For the progress bar and other callbacks. `log_dict` would end in the same dict, 1.8 ms later.
         watched = {**values, metrics.TOKENS_PER_SECOND: speed[metrics.TOKENS_PER_SECOND]}
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in watched.items()})
@@ -170,10 +177,12 @@ class TrainingLog(Callback):
         """``throughput/…`` and ``time/…`` since the last entry."""
         assert self.utilization is not None
         seconds = self._clock.take()
-        total, steps = sum(seconds.values()), self._timed_steps
+        total = sum(seconds.values())
+        steps = self._timed_steps
         waited = float(getattr(trainer.train_dataloader, "waited_s", 0.0))
         between = seconds.get(_BETWEEN, 0.0)
-        data, self._waited = min(waited - self._waited, between), waited
+        data = min(waited - self._waited, between)
+        self._waited = waited
         parts = {"data": data, **{part: seconds.get(part, 0.0) for part in _PARTS}, "other": between - data}
         return {
             metrics.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total,
@@ -200,7 +209,8 @@ def utilization_of(trainer: Trainer, architecture: Any, peak_tflops: float | Non
         architecture: The model's config.
         peak_tflops: Of one device, in 10^12 FLOP per second; ``None`` looks the device up.
     """
-    data, flops = getattr(trainer, "datamodule", None), None
+    data = getattr(trainer, "datamodule", None)
+    flops = None
     tokens, context_length = (data_attribute(data, name) for name in ("tokens_per_step", "context_length"))
     try:
         if tokens is None or context_length is None:
