@@ -18,10 +18,7 @@ from typing import Any
 from lightning_llm.io.untrusted import MIB, parse_json, read_text, shown
 
 LARGEST = 64 * MIB
-MOST_ROWS = 1 << 18
-VARIANT = ("variant", "group")
-SEED = "seed"
-LOSS = "loss"
+VARIANT, SEED, LOSS = ("variant", "group"), "seed", "loss"
 NEGATED = "-"  # before a metric of which higher is better
 LAYOUT = "a table has the columns variant, seed, and a metric, or one column per variant"
 JSON_LINES = (".jsonl", ".ndjson")
@@ -70,8 +67,6 @@ class Table:
             raise ValueError(f"{self.source} has two columns {shown(repeated)}: rename one")
         if not self.rows:
             raise ValueError(f"{self.source} has no rows below its column names")
-        if len(self.rows) > MOST_ROWS:
-            raise ValueError(f"{self.source} has more than {MOST_ROWS} rows")
 
     def losses(self, metric: str | None = None) -> Losses:
         """The losses of each variant.
@@ -239,8 +234,6 @@ def _separated(text: str, source: str) -> Table:
             raise ValueError(f"{source}, line {number} has {found}: cells are separated by {shown(separator)}")
         rows.append(cells)
         places.append(f"line {number}")
-        if len(rows) > MOST_ROWS:
-            break
     return Table(columns, rows, source, places)
 
 
@@ -263,8 +256,6 @@ def _json_lines(text: str, source: str) -> Table:
             found = parse_json(line, f"{source}, line {number}", nan_is_null=True)
             objects.append({text_of(name): value for name, value in found.items()})
             places.append(f"line {number}")
-        if len(objects) > MOST_ROWS:
-            break
     return table_of(objects, source, places, null=math.nan)
 
 

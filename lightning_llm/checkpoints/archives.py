@@ -170,14 +170,12 @@ def _check_types(content: object) -> None:
     An attribute ``items`` of an ordered dict would hide its content from every later check. A hook would be called.
     """
     todo: list[tuple[Any, int]] = [(content, 0)]
-    deepest: dict[int, int] = {}  # by the value's id: lists may hold one another, any number of times
     while todo:
         value, depth = todo.pop()
-        if type(value) in _PLAIN or depth <= deepest.get(id(value), -1):
+        if type(value) in _PLAIN:
             continue
         if depth > DEEPEST:  # later checks call themselves for each level
             raise Rejected(f"it holds values more than {DEEPEST} inside one another")
-        deepest[id(value)] = depth
         kind = type(value)
         if kind not in _DICTS | _LISTS | _TENSORS:
             raise Rejected(f"it holds {kind.__name__}, which is not a plain value")

@@ -14,6 +14,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lightning_llm.io.untrusted import shown
+
 END_OF_TEXT = "<|endoftext|>"
 # in GPT-2, Llama 3, Llama 2 and Gemma
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
@@ -23,7 +25,6 @@ END_OF_TEXT_LETTERS = (
     *("endoftext", "endofsentence", "endofdocument", "eos", "eostoken", "eod"),
     *("eot", "eotid", "imend", "endofturn", "endofturntoken", "end"),
 )
-MOST_AROUND = 16  # tokens before or after a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ def read_boundaries(content: Mapping[str, Any]) -> Boundaries:
     """Boundaries that the post-processor of a ``tokenizer.json`` puts around a text.
 
     Raises:
-        ValueError: If it puts more than :data:`MOST_AROUND` tokens there, or an id is not a whole number.
+        ValueError: If it is damaged, or an id is not a whole number.
     """
     found = Boundaries()
     try:
@@ -132,10 +133,10 @@ def _around(template: dict[str, Any], name: str, until: str | None = None) -> tu
 
 
 def _ids(numbers: list[Any]) -> tuple[int, ...]:
-    if len(numbers) > MOST_AROUND or not all(type(number) is int and number >= 0 for number in numbers):
+    if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(
-            f"not a tokenizer.json: its post_processor puts {len(numbers)} tokens before or after a text, expected ids "
-            f"of at most {MOST_AROUND}: use another tokenizer"
+            f"not a tokenizer.json: its post_processor puts {shown(numbers)} before or after a text, expected ids: use "
+            "another tokenizer"
         )
     return tuple(numbers)
 

@@ -11,8 +11,7 @@ any in ``.zst``, ``.zstd``    as without                                        
 ============================  =================================================  ==============================
 
 Text is UTF-8, read byte for byte: no newline is translated, no byte order mark removed. Memory does not grow with the
-file: text comes in pieces. Only a line of JSON (at most 64 MiB and 4 million values) and a batch of parquet rows are in
-memory as a whole.
+file: text comes in pieces. Only a line of JSON (at most 64 MiB) and a batch of parquet rows are in memory as a whole.
 Reading reports its progress in bytes.
 """
 
@@ -27,7 +26,6 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,8 +41,6 @@ _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _COMPRESSED_BYTES = 1 << 13  # of zstandard, decompressed at once: the result is at most 32,768 times as large
 _ROWS = 64  # of parquet, in memory at once: each may have the whole size of its column, if a dictionary has its text
 _ROWS_BYTES = 1 << 29
-_SMALL = 1 << 26  # decompressed bytes that are always allowed
-_MOST_GROWTH = 200  # how much larger than the file more bytes may be: text shrinks to a tenth, logs to a hundredth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,33 +190,24 @@ class TextFile:
             kind = kind.value_type if types.is_dictionary(kind) else kind
             if not (types.is_string(kind) or types.is_large_string(kind)):
                 raise ValueError(f"{self.name}: column {self.text_key!r} has {kind}, not text (string)")
-            groups = file.num_row_groups
-            first_row = 0
-            unpacked = 0
+            groups, first_row = file.num_row_groups, 0
             for number in range(groups):
                 group = file.metadata.row_group(number)
-                size = self._checked_size(group)
                 if start <= number * self.size // groups < stop:
-                    rows = min(_ROWS, max(1, _ROWS_BYTES // max(1, size)))
+                    rows = min(_ROWS, max(1, _ROWS_BYTES // max(1, self._size_of(group))))
                     batches = file.iter_batches(rows, [number], [self.text_key], use_threads=False)
                     texts = (text.as_py() for batch in batches for text in batch.column(0))
                     for row, text in enumerate(texts, first_row):
                         if text is None:
                             raise ValueError(f"{self.name}, row {row}: column {self.text_key!r} is null")
-                        unpacked += len(text)
-                        if unpacked > max(_SMALL, _MOST_GROWTH * self.size):  # a dictionary repeats its texts
-                            raise ValueError(f"{self.name} is over {_MOST_GROWTH} times as large unpacked, row {row}")
                         yield f"{self.name}, row {row}", text
                     advance(self.size // groups)
                 first_row += group.num_rows
 
-    def _checked_size(self, group: Any) -> int:
+    def _size_of(self, group: Any) -> int:
         """Bytes of the texts of a row group, each that repeats counted once."""
         columns = [each for each in map(group.column, range(group.num_columns)) if each.path_in_schema == self.text_key]
-        size, packed = (sum(map(attrgetter(f"total_{kind}_size"), columns)) for kind in ("uncompressed", "compressed"))
-        if size > max(_SMALL, _MOST_GROWTH * packed):
-            raise ValueError(f"{self.name}: {self.text_key!r} is {size} bytes unpacked, {packed} in the file")
-        return int(size)
+        return sum(int(each.total_uncompressed_size) for each in columns)
 
     def _blocks(self, advance: Advance, start: int = 0) -> Iterator[bytes]:
         """The content, decompressed, in blocks of about ``PIECE_BYTES``."""
@@ -232,14 +219,10 @@ class TextFile:
                 if start:
                     file.seek(start)
                 blocks = iter(lambda: file.read(PIECE_BYTES), b"")
-            size = 0
             before = start
             for block in blocks:
                 advance(raw.tell() - before)
                 before = raw.tell()
-                size += len(block)
-                if self.compression and size > max(_SMALL, _MOST_GROWTH * before):  # would fill memory or take hours
-                    raise ValueError(f"{self.name} is over {_MOST_GROWTH} times as large unpacked: unpack it first")
                 yield block
 
     @contextlib.contextmanager

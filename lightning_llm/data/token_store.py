@@ -50,7 +50,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 # ---- what meta.json and shard.json contain; the writer's journal has the same split counts
 
 _COUNTS = record({"tokens": whole(), "bytes": whole(), "documents": whole(), "sha256": SHA256})
-_SOURCE = {"inputs": schema.list_of(TEXT, 1 << 16), "fingerprint": TEXT, "text_key": TEXT, "tokenizer": TEXT}
+_SOURCE = {"inputs": schema.list_of(TEXT), "fingerprint": TEXT, "text_key": TEXT, "tokenizer": TEXT}
 SPLIT_COUNTS = record({"train": _COUNTS, "val": _COUNTS}, {"test": _COUNTS})
 _META = {
     "format": TEXT,

@@ -1,22 +1,19 @@
 """Configs as files, read strictly: a key that is given twice is an error, where YAML's readers use the last one.
 
-So is what would take too much memory or time: aliases that multiply, deep nesting, long names above many options,
-numbers of thousands of digits, large files.
+So are deep nesting, numbers of thousands of digits, and large files.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import yaml
 
 from lightning_llm.io.untrusted import read_text, shown
 
 LARGEST = 1 << 18  # bytes of a config; the largest of this project has 3,000
-MOST_NODES = 100_000  # an alias counts as what it stands for
-DEEPEST = 40
-MOST_CHARACTERS = 1 << 20  # with what aliases stand for, and the whole name (a.b.c) of each value
+DEEPEST = 40  # lists and mappings in one another; an alias counts as what it stands for
 MOST = 2**40  # of any whole number
 _LONGEST_NUMBER = 100  # characters
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -90,57 +87,28 @@ def check_yaml(text: str) -> None:
         if getattr(event, "tag", None) is not None:
             raise yaml.YAMLError(f"tag {event.tag!r} in line {event.start_mark.line + 1} is not accepted: leave it out")
     if (node := yaml.compose(text, Loader=_LOADER)) is not None:
-        _size(node, {})
+        _levels(node, {})
 
 
-class _Size(NamedTuple):
-    """The size of a tree, in which an alias counts as what it stands for."""
-
-    nodes: int
-    levels: int
-    leaves: int  # values that get a name of their own when the options are flattened
-    characters: int  # of the values, and of their names below this tree
-
-
-_ENDLESS = _Size(MOST_NODES, DEEPEST, 1, 0)
-
-
-def _size(node: yaml.Node, sizes: dict[int, _Size]) -> _Size:
-    if id(node) in sizes:
-        return sizes[id(node)]
+def _levels(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many lists and mappings are in one another in a node, which is checked."""
+    if id(node) in known:
+        return known[id(node)]
     line = node.start_mark.line + 1
-    sizes[id(node)] = _ENDLESS  # until it is known: for an anchor that contains itself
-    children = list[_Size]()
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+            raise HostileYAMLError(f"a number of {len(node.value)} characters, in line {line}")
+        return 0
+    known[id(node)] = DEEPEST  # until it is known: for an anchor that contains itself
+    children = node.value
     if isinstance(node, yaml.MappingNode):
         _refuse_repeated([key for key, _ in node.value])
-        # the options of a callback are named with its class
-        class_name = sum(_size(value, sizes).characters for key, value in node.value if key.value == "class_path")
-        for key, value in node.value:
-            name, below = _size(key, sizes), _size(value, sizes)
-            characters = below.characters + below.leaves * (name.characters + class_name)
-            children += [name._replace(leaves=0, characters=0), below._replace(characters=characters)]
-    elif isinstance(node, yaml.SequenceNode):
-        children = [_size(child, sizes) for child in node.value]
-    elif node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
-        raise HostileYAMLError(f"a number of {len(node.value)} characters, in line {line}")
-    else:
-        sizes[id(node)] = _Size(1, 0, 1, len(node.value) + 1)
-        return sizes[id(node)]
-    size = _Size(
-        nodes=1 + sum(child.nodes for child in children),
-        levels=1 + max((child.levels for child in children), default=-1),
-        leaves=max(1, sum(child.leaves for child in children)),
-        characters=sum(child.characters for child in children),
-    )
-    problem = ""
-    if size.nodes > MOST_NODES or size.levels > DEEPEST:
-        problem = f"aliases expand to more than {MOST_NODES} values or {DEEPEST} levels"
-    elif size.characters > MOST_CHARACTERS:
-        problem = f"aliases and names expand to more than {MOST_CHARACTERS} characters"
-    if problem:
-        raise HostileYAMLError(f"{problem}, in line {line}: write less")
-    sizes[id(node)] = size
-    return size
+        children = [child for pair in node.value for child in pair]
+    levels = 1 + max((_levels(child, known) for child in children), default=0)
+    if levels > DEEPEST:
+        raise HostileYAMLError(f"aliases nest more than {DEEPEST} levels deep, in line {line}")
+    known[id(node)] = levels
+    return levels
 
 
 def _refuse_repeated(keys: list[yaml.Node]) -> None:

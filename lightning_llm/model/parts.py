@@ -4,18 +4,17 @@ A part is a short name, an import path, or ``{class_path: name or path, init_arg
 gets and returns is in docs/extending.md.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS, OUR_PREFIX, is_custom
-from lightning_llm.io.untrusted import field_name, is_number, shown
+from lightning_llm.io.untrusted import field_name, is_number, shown, values_in
 
 Part = str | dict[str, Any]
 Norms = Mapping[str, tuple[str | None, str | None]]  # names: before and after attention and mlp; after the two sums
 
-MOST_ARGUMENTS, MOST_NESTED = 1000, 4  # values among the arguments of a class, and lists or dicts inside one another
+MOST_NESTED = 4  # lists or dicts inside one another, among the arguments of a class
 MOST_EXPERTS = 4096
 REQUIRED = object()
 NO_NORMS: Norms = dict.fromkeys(("attention", "mlp", "sums"), (None, None))
@@ -227,8 +226,8 @@ def part_problems(kind: str, part: Part) -> Iterator[str]:
             f"{kind} {shown(name)} is unknown: choose one of {', '.join(known)}, "
             "or give the import path of a class (package.module.Class)"
         )
-    elif _size(given, MOST_NESTED) > MOST_ARGUMENTS:
-        yield f"{kind}.init_args of {shown(name)} must be plain values, at most {MOST_ARGUMENTS}, got {shown(given)}"
+    elif not _is_plain(given, MOST_NESTED):
+        yield f"{kind}.init_args of {shown(name)} must be plain values, got {shown(given)}"
 
 
 def _option_problems(kind: str, name: str, options: Mapping[str, Option], given: dict[str, Any]) -> Iterator[str]:
@@ -245,11 +244,12 @@ def _option_problems(kind: str, name: str, options: Mapping[str, Option], given:
     )
 
 
-def _size(value: Any, depth: int) -> float:
-    """How many values there are in nested lists and dicts; infinitely many where one is not plain, or too deep."""
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether the values in nested lists and dicts are plain, and not too deep."""
     if isinstance(value, str | int | float | bool | None):
-        return 1
-    if not isinstance(value, list | tuple | dict) or not depth:
-        return math.inf
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + sum(_size(each, depth - 1) for each in inner)
+        return True
+    return (
+        depth > 0
+        and isinstance(value, list | tuple | dict)
+        and (all(_is_plain(each, depth - 1) for each in values_in(value)))
+    )

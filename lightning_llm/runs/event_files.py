@@ -1,4 +1,4 @@
-"""TensorBoard's event files in a run directory, read within limits. Needs no torch.
+"""TensorBoard's event files in a run directory, and the curves in them. Needs no torch.
 
 A file is a list of records: 8 bytes of length, 4 bytes of its checksum, the content, 4 bytes of its checksum.
 """
@@ -15,8 +15,6 @@ from lightning_llm.io.untrusted import number_in, open_regular
 EVENTS = "events.out.tfevents."
 EVENT_FILES = f"{EVENTS}*"
 MARK = "tfevents"  # TensorBoard reads every file with this in its name
-MOST_VALUES, MOST_BYTES = 1 << 21, 1 << 28  # of a run; 2 million numbers take 120 MB and are read in 4 s
-MOST_POINTS = 1 << 19  # of the curves that are wanted; each takes 500 bytes of memory
 LONGEST = 1 << 16  # bytes of a record with numbers; longer ones are images, texts and histograms
 Curve = list[tuple[int, float]]
 
@@ -51,14 +49,12 @@ def read_curves(run: Path, is_wanted: Callable[[str], bool]) -> dict[str, Curve]
         is_wanted: Whether a name is.
 
     Raises:
-        ValueError: An event file is a FIFO or a device, or there are more than ``MOST_VALUES`` numbers, or
-            ``MOST_POINTS`` that are wanted.
+        ValueError: An event file is a FIFO or a device.
     """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
     points: list[tuple[int, str, float]] = []  # step, name, value; a start of the run has no name
-    count = size = 0
     for path in (path for path in event_files(run) if path.parent == run):
         for record in _records(path):
             try:
@@ -68,18 +64,12 @@ def read_curves(run: Path, is_wanted: Callable[[str], bool]) -> dict[str, Curve]
             field = event.WhichOneof("what")
             step = event.step  # each access costs as much as parsing
             values = event.summary.value if field == "summary" else ()
-            count += max(1, len(values))
-            size += len(record)
-            if count > MOST_VALUES or size > MOST_BYTES:
-                raise ValueError(f"{run}: the event files have more than {MOST_VALUES} numbers or {MOST_BYTES} bytes")
             if field == "session_log" and event.session_log.status == SessionLog.START:
                 points.append((step, "", math.nan))
             for value in values:
                 number = value.simple_value if value.HasField("simple_value") else math.nan
                 if math.isfinite(number) and is_wanted(value.tag):
                     points.append((step, value.tag, number))
-            if len(points) > MOST_POINTS:
-                raise ValueError(f"{run}: the curves that are needed have more than {MOST_POINTS} points")
     curves = dict[str, dict[int, float]]()
     resumed_from = math.inf  # the lowest step of the starts that come later
     for step, name, number in reversed(points):

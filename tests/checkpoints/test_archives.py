@@ -280,13 +280,6 @@ def test_only_exact_types_are_values(value, says):
         archives._check_types(value)
 
 
-def test_values_that_double_are_each_looked_at_once():
-    value = [1]
-    for _ in range(archives.DEEPEST - 1):
-        value = [value, value]
-    archives._check_types(value)
-
-
 def test_a_second_name_of_a_part_leads_nowhere(tmp_path):
     """Python 3.12 takes the name of a part from an extra field, torch does not."""
     name, other = b"archive/data.pkl", b"archive/data/0"

@@ -271,14 +271,6 @@ def test_stubs_are_looked_for_without_another_python(tmp_path, monkeypatch):
     assert [Path(path) for path in sys.path if path] == list(context.search_path)
 
 
-def test_the_texts_of_a_config_are_bounded(tmp_path, monkeypatch, flags, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("theirs.yaml").write_text(yaml.safe_dump(nested("trainer.callbacks", ["{a: 1}"] * 2001)))
-    assert main(["check", "--config", "theirs.yaml", *flags()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "holds more than 2000 texts" in line
-
-
 def test_a_store_that_is_no_text_is_one_line(tmp_path, monkeypatch, flags, capsys):
     monkeypatch.chdir(tmp_path)
     Path("theirs.yaml").write_text(yaml.safe_dump(nested("data.store", ["a"])))

@@ -171,9 +171,6 @@ def test_texts_that_a_parquet_dictionary_repeats_are_not_in_memory_at_once(tmp_p
     for document in file.documents():
         assert document.first[:2] in ("ab", "cd")
         assert pyarrow.total_allocated_bytes() < before + 64 * 2000  # less than 64 rows
-    monkeypatch.setattr(formats, "_SMALL", 1 << 20)
-    monkeypatch.setattr(formats, "_MOST_GROWTH", 10)
-    assert "a.parquet is over 10 times as large unpacked, row 524" in fault(lambda: texts(path))
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
@@ -207,21 +204,6 @@ def test_standard_input_faults(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(corpora.sys, "stdin", Stdin(b"a"))
     assert "cannot save the standard input" in fault(lambda: open_corpus(["-"], spool_dir=tmp_path / "file" / "x"))
-
-
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt.zst", "a.parquet"])
-def test_a_small_file_that_is_huge_unpacked_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(formats, "_SMALL", 1 << 16)
-    text = "a" * (1 << 22)
-    if name == "a.parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(pyarrow.table({"text": [text]}), tmp_path / name, compression="gzip")
-    else:
-        write(tmp_path / name, lines([{"text": text}]) if "jsonl" in name else text.encode())
-    assert "unpacked" in fault(lambda: texts(tmp_path / name))
-    monkeypatch.setattr(formats, "_SMALL", 1 << 23)  # nobody minds
-    assert texts(tmp_path / name) == [text]
 
 
 def test_a_fifo_is_not_waited_for(tmp_path):

@@ -186,9 +186,7 @@ def edited_bytes(content: bytes, drawn: Sequence[Edit]) -> bytes:
 
 
 def _aliases(edit: Edit) -> bytes:
-    doubled = ["data: &a0 [x, x, x, x, x, x, x, x, x]"]
-    doubled += [f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    return _pick(["\n".join(doubled).encode(), b"data: &a {store: *a}", b"data: &a [*a]", b"<<: *nowhere"], edit)
+    return _pick([b"data: &a [x, x]\nb: *a", b"data: &a {store: *a}", b"data: &a [*a]", b"<<: *nowhere"], edit)
 
 
 VALUE_KINDS = ("extreme", "negate", "control", "path", "import", "class", "resolved", "text")

@@ -10,7 +10,7 @@ import torch
 
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.__main__ import main
-from lightning_llm.interop import export_model, load_model, read_folder, weights
+from lightning_llm.interop import export_model, load_model, read_folder
 
 from .conftest import MODELS
 
@@ -130,12 +130,11 @@ def test_a_name_in_the_index_stays_in_the_folder(folder, name):
         ({}, "weight_map is missing"),
         ({"weight_map": []}, "weight_map is [], expected at least one by name"),
         ({"weight_map": {"a": None}}, "weight_map.a is None, expected text"),
-        ({"weight_map": {str(n): f"{n}.safetensors" for n in range(10_001)}}, "names 10001 files, expected at most"),
         ({"weight_map": {"a": "x" * 300}}, "File name too long"),
         ({"weight_map": {"a": "none.safetensors"}}, "none.safetensors is missing"),
-        ({"weight_map": {"a": "config.json"}}, "config.json is damaged: its header has 7165896756295633531 bytes"),
+        ({"weight_map": {"a": "config.json"}}, "config.json is truncated or damaged, or not safetensors"),
     ],
-    ids=range(7),
+    ids=range(6),
 )
 def test_an_index_that_is_none_is_refused(folder, content, says):
     (folder / INDEX).write_text(json.dumps(content))
@@ -204,25 +203,8 @@ def test_a_header_that_cannot_be_is_refused(folder, name):
     refusal(folder)
 
 
-def test_the_headers_of_a_folder_are_bounded_as_a_whole(folder, monkeypatch):
-    lengths = [int.from_bytes(file.read_bytes()[:8], "little") for file in folder.glob("*.safetensors")]
-    assert len(lengths) > 1
-    monkeypatch.setattr(weights, "LARGEST_HEADERS", sum(lengths))
-    read_folder(folder)
-    monkeypatch.setattr(weights, "LARGEST_HEADERS", sum(lengths) - 1)
-    assert f"has headers of over {sum(lengths) - 1} bytes in total" in refusal(folder)
-
-
-def test_the_tensors_of_a_folder_are_bounded_as_a_whole(folder, monkeypatch):
-    count = len(weights.stored_weights(folder))
-    monkeypatch.setattr(weights, "MOST_TENSORS", count)
-    read_folder(folder)
-    monkeypatch.setattr(weights, "MOST_TENSORS", count - 1)
-    assert f"has more than {count - 1} tensors" in refusal(folder)
-
-
 @pytest.mark.parametrize("length", [2**63, 2**64 - 1, 10**8, 0])
-def test_a_header_of_absurd_length_is_refused(folder, length):
+def test_a_header_of_an_impossible_length_is_refused(folder, length):
     file = folder / "model-00001-of-00005.safetensors"
     file.write_bytes(struct.pack("<Q", length) + file.read_bytes()[8:])
     refusal(folder)
@@ -274,11 +256,3 @@ def test_an_import_that_fails_prints_one_line_and_leaves_nothing(folder, tmp_pat
 def test_an_unchanged_folder_is_read(originals):
     for name in FAMILIES:
         assert load_model(originals[name])[0].config == read_folder(originals[name]).config
-
-
-def test_a_file_of_zeros_is_not_mapped_into_memory(folder, monkeypatch):
-    monkeypatch.setattr(weights, "safe_open", lambda *args, **options: pytest.fail("it was opened"))
-    for path in folder.glob("*.safetensors"):
-        path.write_bytes(b"\0" * 100)
-    with pytest.raises(ValueError, match="its header has 0 bytes, expected 2 to"):
-        weights.stored_weights(folder)

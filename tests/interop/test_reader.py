@@ -270,9 +270,7 @@ def test_a_safetensors_file_that_is_cut_short_is_named(exported, kept):
     file = sorted(folder.glob("*.safetensors"))[1]
     content = file.read_bytes()
     file.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
-    with pytest.raises(
-        ValueError, match=f"{file} is {'damaged: its header has 0 bytes' if kept == 0 else 'truncated'}"
-    ):
+    with pytest.raises(ValueError, match=f"{file} is truncated"):
         read_folder(folder)
 
 

@@ -45,16 +45,12 @@ def test_what_an_anchor_brings_in_may_be_overridden(tmp_path):
     assert read_config(file)["third"] == {"lr": 1, "eps": 3}
 
 
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
 HOSTILE = {
-    "aliases that double": (LAUGHS, "aliases expand to more than 100000 values"),
-    "merges that double": (MERGES, "aliases expand to more than 100000 values"),
-    "an anchor that holds itself": ("a: &a [*a, {b: 1}]", "aliases expand to more than"),
-    "a mapping that holds itself": ("a: &a {b: *a}", "aliases expand to more than"),
+    "an anchor that holds itself": ("a: &a [*a, {b: 1}]", "aliases nest more than 40 levels"),
+    "a mapping that holds itself": ("a: &a {b: *a}", "aliases nest more than 40 levels"),
     "a chain of aliases": (
         "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 60)),
-        "or 40 levels, in line 41",
+        "aliases nest more than 40 levels deep, in line 41",
     ),
     "lists in lists": ("a: " + "[" * 500, "nested more than 40 levels deep, in line 1"),
     "very many lists in lists": ("a: " + "[" * 20_000, "nest"),  # "nesting depth" in PyYAML's words since 6.0.4
@@ -83,7 +79,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_would_take_all_memory_or_time_is_refused(name, tmp_path, monkeypatch):
+def test_what_is_no_config_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text, says = HOSTILE[name]
     file = tmp_path / "hostile.yaml"
@@ -104,7 +100,8 @@ def test_a_config_that_is_no_utf8_is_named(tmp_path):
 
 @pytest.mark.parametrize("words", [["check"], ["estimate"], ["plan", "--memory", "1GiB"]])
 @pytest.mark.parametrize(
-    "name", ["aliases that double", "lists in lists", "very many lists in lists", "an object", "a FIFO", "a device"]
+    "name",
+    ["a mapping that holds itself", "lists in lists", "very many lists in lists", "an object", "a FIFO", "a device"],
 )
 def test_the_command_prints_one_line(words, name, tmp_path, monkeypatch, error_line):
     monkeypatch.chdir(tmp_path)
@@ -120,11 +117,10 @@ def test_the_command_prints_one_line(words, name, tmp_path, monkeypatch, error_l
 
 
 def test_a_value_of_an_option_has_the_same_limits(error_line):
-    assert main(["check", "--data={a: &a [x, x], b: &b [*a, *a]," + "c: " + "[" * 50 + "]" * 50 + "}"]) == 2
+    assert main(["check", "--data={c: " + "[" * 50 + "]" * 50 + "}"]) == 2
     assert "nested more than 40 levels deep" in error_line()
-    text = ", ".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))])
-    assert main(["check", f"--data={{{text}}}"]) == 2
-    assert "aliases expand to more than" in error_line()
+    assert main(["check", "--data={a: &a [*a]}"]) == 2
+    assert "aliases nest more than 40 levels deep" in error_line()
 
 
 @pytest.mark.parametrize("where", ["option", "config", "file of a config"])

@@ -9,7 +9,6 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_llm.__main__ import main
-from lightning_llm.runs import event_files
 from lightning_llm.runs.event_files import put_events_before, read_curves
 
 
@@ -74,13 +73,10 @@ def test_an_event_file_that_is_a_fifo_is_one_line(tmp_path, place, capsys):
     assert f"{tmp_path / place} is a FIFO, expected a file" in capsys.readouterr().err
 
 
-def test_only_the_points_of_wanted_curves_are_limited_to_fewer(tmp_path, monkeypatch):
-    monkeypatch.setattr(event_files, "MOST_POINTS", 4)
+def test_only_wanted_curves_are_read(tmp_path):
     with (tmp_path / "events.out.tfevents.1.host").open("wb") as file:
         for step in range(5):
             values = [Summary.Value(tag=tag, simple_value=step) for tag in ("a", "b", "c")[: 3 - step // 4]]
             record = Event(step=step, summary=Summary(value=values)).SerializeToString()
             file.write(struct.pack("<Q4x", len(record)) + record + b"\0" * 4)
     assert read_curves(tmp_path, "c".__eq__) == {"c": [(step, step) for step in range(4)]}
-    with pytest.raises(ValueError, match="the curves that are needed have more than 4 points"):
-        read_curves(tmp_path, "b".__eq__)
