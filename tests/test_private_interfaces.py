@@ -72,6 +72,11 @@ INTERFACES = {  # by owner: names, and what the code relies on
         "_get": "an option of the current subcommand, by its key",
         "_parser": "the parser of a subcommand",
     },
+    "lightning.pytorch.cli.LightningArgumentParser": {
+        "_action_groups": "argparse's: the groups in the order of --help",
+        "_actions": "argparse's: all options",
+        "_group_actions": "argparse's: the options of a group",
+    },
     "lightning.pytorch.Trainer": {"_accelerator_connector": "its cluster_environment is the launcher's"},
     "lightning.pytorch.strategies.launchers": {
         "_MultiProcessingLauncher": "its two methods that hand results back, and weights in .temp.ckpt"

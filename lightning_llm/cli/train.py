@@ -29,7 +29,17 @@ from lightning_llm.accounting.plan_report import chosen_options, described
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.checkpoints.reading import read_outline
 from lightning_llm.checkpoints.schema import EXECUTION, LIGHTNING
-from lightning_llm.cli import command_line, custom_classes, early_checks, ends, jobs, parsing, part_options, size
+from lightning_llm.cli import (
+    command_line,
+    custom_classes,
+    early_checks,
+    ends,
+    help_text,
+    jobs,
+    parsing,
+    part_options,
+    size,
+)
 from lightning_llm.cli.commands import help_of
 from lightning_llm.cli.ends import say
 from lightning_llm.cli.errors import USER_ERROR
@@ -136,6 +146,8 @@ class TrainingCLI(LightningCLI):
         hidden = custom_classes.hide_options_of_ours(self._parser(command), words, self.classes["data"])
         self.experiment = command_line.experiment_name(words)
         self._words = words
+        if {"-h", "--help"} & set(words):
+            help_text.improve(self._parser(command))
         try:
             words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
             self.config = parsing.parse(parser, words)
