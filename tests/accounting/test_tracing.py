@@ -11,7 +11,9 @@ from lightning_llm.accounting import memory, step_memory, tracing
 from lightning_llm.accounting.memory_trace import NeedsValues
 from lightning_llm.accounting.settings import StepSettings
 from lightning_llm.accounting.tracing import trace_step
+from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.config import ModelConfig
+from lightning_llm.model.parts import BUILT_IN, name_of
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.ops import sizes, traced
 from tests.accounting.test_memory import SMALL_TILES, second_step
@@ -44,16 +46,22 @@ class Convolution(nn.Module):
         return self.mix(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
 
 
-class WithLora(nn.Module):
-    """An MLP with a low-rank term beside a frozen matrix."""
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank term beside it."""
 
-    def __init__(self, config):
+    def __init__(self, frozen):
         super().__init__()
-        self.frozen = nn.Linear(config.hidden_size, config.hidden_size).requires_grad_(False)
-        self.down, self.up = nn.Linear(config.hidden_size, 4), nn.Linear(4, config.hidden_size)
+        self.frozen = frozen.requires_grad_(False)
+        self.down, self.up = nn.Linear(frozen.in_features, 4), nn.Linear(4, frozen.out_features)
 
     def forward(self, x):
         return self.frozen(x) + self.up(self.down(x))
+
+
+class AdaptedAttention(CausalSelfAttention):
+    def __init__(self, config, layer):
+        super().__init__(config, layer)
+        self.o_proj = Adapted(self.o_proj)
 
 
 class OnlyPositive(nn.Module):
@@ -73,12 +81,28 @@ class OnlyPositive(nn.Module):
 OTHERS = {
     "einsum": {"mlp": f"{HERE}.EinsumMLP"},
     "convolution": {"mlp": f"{HERE}.Convolution"},
-    "LoRA": {"mlp": f"{HERE}.WithLora"},
+    "LoRA": {"attention": f"{HERE}.AdaptedAttention"},
     "experts": {"mlp": "mixture_of_experts"},
     "dropout": {"dropout": 0.1},
     "softcap": {"attention": {"class_path": "full", "init_args": {"softcap": 30.0}}},
     "windows": {"attention": {"class_path": "sliding_window", "init_args": {"window": 48, "every": 2}}},
+    "latent": {"attention": "latent", "position": "alibi"},
+    "delta net": {"attention": "gated_delta_net", "position": "none"},
+    **{name: {"attention": name} for name in ("canon", "gated", "value_residual")},
+    **{name: {"mlp": name} for name in ("geglu", "relu2")},
+    **{name: {"block": name} for name in ("post", "sandwich")},
+    "dynamic tanh": {"norm": "dynamic_tanh"},
+    "smoothing": {"loss": {"class_path": "cross_entropy", "init_args": {"z_loss": 1e-3, "label_smoothing": 0.1}}},
 }
+
+
+def test_every_built_in_part_is_compared():
+    drawn = {"attention": {"full"}, "norm": {"rmsnorm", "layernorm"}, "position": {"rope", "learned", "none"}}
+    drawn |= {"block": {"pre"}, "loss": {"cross_entropy"}}
+    drawn["mlp"] = {"swiglu", "memory_optimized_swiglu", "gelu", "gelu_tanh", "relu"}  # in test_memory.py
+    for kind, names in BUILT_IN.items():
+        compared = {name_of(part[kind]) for part in OTHERS.values() if kind in part} | drawn[kind]
+        assert names.keys() <= compared, kind
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -86,11 +110,12 @@ OTHERS = {
 def test_the_peak_is_that_of_a_real_step(name, precision):
     config = ModelConfig(**SIZES, num_hidden_layers=2, **OTHERS[name])
     step = {**STEP, "precision": precision, "loss_chunks": None, "accumulation": 2}
-    peak, _, parameters = second_step(config, **step)
+    peak, _, held = second_step(config, **step)
+    buffers = sum(buffer.nbytes for buffer in Transformer(config, seed=0).buffers())  # such as the slopes of ALiBi
     found = step_memory(config, **step)
     # the experts of a real step do not get the same number of tokens
     assert found.step_peak == pytest.approx(peak, rel=0.05 if name == "experts" else 0.005)
-    assert found.parameters == parameters
+    assert found.parameters == held - buffers
     assert not found.is_extrapolated
 
 
