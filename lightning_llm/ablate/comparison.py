@@ -303,9 +303,9 @@ def _group(
         by_seed.setdefault(identity(run.seed), []).append((run, results))
     measures = {}
     for metric in METRICS:
-        values = [results[metric] for _, results in members if metric in results]
-        if values and len(values) == len(members):
-            spread = statistics.stdev(values) if len(by_seed) > 1 else None
+        if members and all(metric in results for _, results in members):
+            values = [statistics.fmean(results[metric] for _, results in runs) for runs in by_seed.values()]
+            spread = statistics.stdev(values) if len(values) > 1 else None
             measures[metric] = MeanAndSpread(statistics.fmean(values), spread)
     paths = [str(run.path) for run, _ in members]
     own_summaries = [summaries.get(run.path, {}) for run, _ in members]

@@ -39,11 +39,11 @@ class LiveBytes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryTrace:
-    """A step, point by point, without the optimizer's state.
+    """A step, point by point, without the optimizer's state and the batch.
 
     Attributes:
         parameters: Bytes of the model's parameters.
-        gradients: Bytes of the gradients of all parameters.
+        gradients: Bytes of the gradients of all trained parameters.
         saved: Bytes that forward saves for backward, by part of the model.
         points: What is live at each point in the step.
         is_extrapolated: It could not be traced: it was run on small batches.

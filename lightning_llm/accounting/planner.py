@@ -6,10 +6,11 @@ bfloat16 changes results and is chosen only where it is allowed.
 
 For each setting, a step of few rows, one of many, and one of all rows of a process are traced (``memory.py``); the
 memory between them is interpolated. More rows take less time, so a setting's best is the most rows that fit. What is
-chosen is traced itself: if it does not fit, the search goes on with what that shows.
+chosen is traced itself: if it does not fit, the search goes on with what that shows. A choice is missed only where the
+interpolated memory is too large.
 
-All layers have one level. Of 33 budgets for models of 125 M and 1.3 B parameters, mixed levels would have been faster
-in 8, by 0.6% of the time on average over all, and by 7.3% at most, by ``step_time.py``.
+All layers have one level. For 33 budgets and models of 125 M and 1.3 B parameters, mixed levels would have been faster
+in 8 cases: by 7.3% of the predicted time at most, and by 0.6% on average over all 33.
 """
 
 import bisect
@@ -84,7 +85,7 @@ class StepChoice:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """A choice with what it takes; ``needed`` are the bytes of a device, with what tensors do not get."""
+    """A choice with what it takes; ``needed`` are the bytes of a device, its reserve included."""
 
     choice: StepChoice
     accumulation: int
@@ -118,7 +119,7 @@ class Planner:
         self.rows = row_counts(share)
         self.levels = _levels_of(task.config)
         self.time_of = cache(self._time)
-        self._traces: dict[StepChoice, MemoryTrace] = {}  # of choices without what has no influence on a trace
+        self._traces: dict[StepChoice, MemoryTrace] = {}  # by ``_key``
         settings = product(self.levels, self._recomputes(), task.loss_chunks, task.state_dtypes, task.strategies)
         self._settings = [StepChoice(self.rows[-1], *setting) for setting in settings if _is_sensible(*setting[:2])]
         self._settings.sort(key=lambda choice: self.time_of(choice).seconds)
@@ -271,9 +272,9 @@ class Planner:
         return choices[fitting - 1] if fitting else None
 
     def _whole_may_fit(self, setting: StepChoice, budget: float) -> bool:
-        """Whether to look at the whole batch at once, which has no gradients in forward.
+        """Whether the whole batch at once, which has no gradients in forward, may fit.
 
-        It saves as many times more than few rows as it has rows, but for what all rows share: half of that is certain.
+        What it saves grows with its rows, but for a constant: at least half of the proportional growth is assumed.
         """
         few = self._traced(dataclasses.replace(setting, rows=self.rows[0]))
         return sum(few.saved.values()) * self.rows[-1] / self.rows[0] / 2 < budget

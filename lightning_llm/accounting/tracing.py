@@ -11,7 +11,7 @@ A part whose shapes depend on values cannot be traced. Then the step runs with v
 
 import contextlib
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,10 @@ STAGES_OF_ROOT: dict[str, Stage] = {
 }
 PARTS_OF_ROOT = {**STAGES_OF_ROOT, "norm": "norms"}
 
+OF_VALUES = DataDependentOutputException, DynamicOutputShapeException  # torch's errors
+EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided)
+NEW_EMPTY = (torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided)
+
 Made = TypeVar("Made", bound=nn.Module)
 
 
@@ -56,16 +60,20 @@ def in_trace(device: str, *, has_values: bool = False, has_all_tiles: bool = Fal
     Raises:
         NeedsValues: What runs inside depends on values.
     """
-    modes: list[Any] = [] if has_values else [_NoValues(), _Writes()]  # type: ignore[no-untyped-call]
+    modes: list[Any] = [_NoGarbage()] if has_values else [_NoValues(), _Writes()]  # type: ignore[no-untyped-call]
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(traced.tracing(device, _fused_attention, has_all_tiles=has_all_tiles))
+            stack.enter_context(traced.tracing(device, _fused_attention, has_all_tiles=has_all_tiles or has_values))
             stack.enter_context(_kernels_of(device))
             for mode in modes:
                 stack.enter_context(mode)
             yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except OF_VALUES as error:
         raise NeedsValues(str(error)) from None
+    except ValueError as error:
+        if isinstance(error.__cause__, OF_VALUES):  # from the constructor of a part
+            raise NeedsValues(str(error.__cause__)) from None
+        raise
 
 
 def trace_step(config: ModelConfig, settings: StepSettings, *, has_values: bool = False) -> MemoryTrace:
@@ -106,7 +114,10 @@ def trace_step(config: ModelConfig, settings: StepSettings, *, has_values: bool 
 
 def layer_shapes(config: ModelConfig) -> list[dict[str, tuple[int, ...]]]:
     """The shapes of the parameters of each layer, by name."""
-    with in_trace("cpu"):
+    try:
+        with in_trace("cpu"):
+            layers = Transformer(config, seed=0).layers
+    except NeedsValues:
         layers = Transformer(config, seed=0).layers
     return [{name: tuple(p.shape) for name, p in layer.named_parameters()} for layer in layers]
 
@@ -144,7 +155,7 @@ class _NoValues(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operators that only write into their arguments do nothing: they allocate nothing that can be seen.
+    """Operators that only write values into their arguments do nothing: they allocate nothing that can be seen.
 
     Torch would infer shapes for each of them again, which takes half of the time of a trace.
     """
@@ -160,12 +171,14 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         given = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **kwargs}
         results = [given[name] for name in names]
+        if not all(result.numel() for result in results):  # an empty ``out=`` gets its size from the operator
+            return func(*args, **kwargs)
         return results[0] if len(results) == 1 else tuple(results)
 
 
 @cache
 def _written(operator: Any) -> list[str] | None:
-    """The arguments that an operator writes and returns; ``None``: it returns something else, or changes storages."""
+    """The arguments that an operator writes and returns; ``None``: it returns something else, or changes shapes."""
     schema = operator._schema
     written = {
         frozenset(argument.alias_info.before_set): argument.name
@@ -173,9 +186,22 @@ def _written(operator: Any) -> list[str] | None:
         if argument.alias_info is not None and argument.alias_info.is_write
     }
     sets = [None if result.alias_info is None else frozenset(result.alias_info.before_set) for result in schema.returns]
-    if not sets or any(found not in written for found in sets) or schema.name in ("aten::resize_", "aten::set_"):
+    changes_shape = torch.Tag.inplace_view in operator.tags or schema.name.startswith(("aten::resize", "aten::set_"))
+    if not sets or changes_shape or any(found not in written for found in sets):
         return None
     return [written[found] for found in sets if found is not None]
+
+
+class _NoGarbage(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Memory that nothing writes to is zero: the stand-ins for kernels write little, and what runs reads values."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.zero_() if func.overloadpacket in (*EMPTY, *NEW_EMPTY) else result
 
 
 @contextlib.contextmanager
@@ -185,6 +211,7 @@ def _kernels_of(device: str) -> Iterator[None]:
     A function mode of torch would not do: it is off in what backward recomputes.
     """
     replaced: dict[str, Any] = {"dropout": _dropout, "rms_norm": _rms_norm, "layer_norm": _layer_norm}
+    replaced["softmax"] = partial(_softmax, F.softmax)
     before = {name: getattr(F, name) for name in replaced}
     for name, function in replaced.items() if device == "cuda" else ():
         setattr(F, name, function)
@@ -199,6 +226,16 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     return torch.native_dropout(x, p, training)[0] if training and p else x
 
 
+def _softmax(softmax: Any, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    result: Tensor = softmax(_as_autocast(x), *args, **options)
+    return result
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """An input as autocast of CUDA passes it to norms and softmax: in float32. That of a CPU leaves it."""
+    return x.float() if torch.is_autocast_enabled("cpu") and x.is_floating_point() and x.element_size() < 4 else x
+
+
 class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, statistics: int, *weights: Tensor) -> Tensor:
@@ -206,12 +243,12 @@ class _FusedNorm(torch.autograd.Function):
         saved = [x.new_empty(rows, dtype=torch.float32) for _ in range(statistics)]
         ctx.save_for_backward(x, *weights, *saved)
         ctx.count = len(weights)
-        return torch.empty_like(x)
+        return torch.empty_like(x).copy_(x)  # values of this kind, where values matter
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, *held = ctx.saved_tensors
-        return torch.empty_like(x), None, *(torch.empty_like(weight) for weight in held[: ctx.count])
+        return torch.empty_like(x).copy_(dy), None, *(torch.empty_like(weight) for weight in held[: ctx.count])
 
 
 def _rms_norm(x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -226,7 +263,7 @@ def _layer_norm(
 
 def _fused_norm(x: Tensor, weights: list[Tensor | None], statistics: int) -> Tensor:
     given = [weight for weight in weights if weight is not None]
-    out: Tensor = _FusedNorm.apply(x, statistics, *given)  # type: ignore[no-untyped-call]
+    out: Tensor = _FusedNorm.apply(_as_autocast(x), statistics, *given)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -237,7 +274,7 @@ class _FusedAttention(torch.autograd.Function):
         if form == "efficient":  # whatever the strides of queries, it writes head after head of a position
             out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
-        return out
+        return out.copy_(query)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
@@ -256,7 +293,7 @@ class _StepMeter(AttributedMeter):  # type: ignore[no-untyped-call]
     def __init__(self, model: Transformer, inputs: Any) -> None:
         self._points: list[TracePoint | None] = []  # of each event
         super().__init__(model, inputs=inputs)
-        self._device = None  # all are on one; a fake tensor takes as long to tell its device as for an operator
+        self._device = None  # one for all tensors; to ask a fake tensor for its device costs as much as an operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # 6 of 10 calls: autograd asks all fake tensors

@@ -24,7 +24,7 @@ from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.training.callbacks.memory_report import POINTS, Report, difference, last_reports
-from lightning_llm.training.metrics import BITS, RECALL
+from lightning_llm.training.metrics import BITS, RECALL, VAL_LOSS
 
 MOST_COLUMNS = 5  # of options; more are combined in one
 MOST_LINES = 3  # of a name in a narrow table; longer ones stand below it
@@ -35,7 +35,8 @@ TENSORS_ONLY = (
     "These tables count the tensors of one step. The peak memory above is that of the process, or of the GPU's "
     "allocator, over the whole run."
 )
-ADJUSTED = "Intervals and p are adjusted for {} comparisons. " + simultaneous(0.95)
+ADJUSTED = "Intervals and p are adjusted for {} comparisons. {}"
+Memory = tuple[int, Mapping[str, Report]]  # a step, and its report of each group, by the group's name
 
 
 def _options(parser: OneLineParser) -> None:
@@ -73,27 +74,32 @@ def run_compare(options: argparse.Namespace) -> None:
 def show(compared: Comparison, json: Path | None, console: Console) -> None:
     """Print the groups and effects of each text, and write them to a file if one is given."""
     sections = compared.sections
-    runs = [_first_run(group) for groups, _ in sections.values() for group in groups]
-    step, reports = last_reports(runs)
+    memory = {text: _memory(groups) for text, (groups, _) in sections.items()}
     if json is not None:
-        rows = [row for groups, effects in sections.values() for row in zip(groups, [[], *effects], strict=True)]
-        write_json(json, [_row(group, effects, step, reports) for group, effects in rows])
+        rows = [
+            _row(text, group, own, memory[text])
+            for text, (groups, effects) in sections.items()
+            for group, own in zip(groups, [[], *effects], strict=True)
+        ]
+        write_json(json, rows)
     for text, (groups, effects) in sections.items():
         if len(sections) > 1:
             console.print(f"\nOn {escape(text)}:", soft_wrap=True)
         print_table(groups, console)
         print_effects(groups, effects, console)
-        print_memory(groups, step, reports, console)
+        print_memory(groups, memory[text], console)
     for note in [*([OTHER_TEXT] if len(sections) > 1 else []), *compared.notes]:
         console.print(f"\n{escape(note)}", soft_wrap=True)
 
 
-def _row(group: Group, effects: Sequence[Effect], step: int, reports: Mapping[Path, Report]) -> dict[str, Any]:
-    report = reports.get(_first_run(group))
-    memory = None if report is None else {"step": step, **{point: report[point] for point in POINTS}}
+def _row(text: str, group: Group, effects: Sequence[Effect], memory: Memory) -> dict[str, Any]:
+    step, reports = memory
+    report = reports.get(group.name)
     row = dataclasses.asdict(dataclasses.replace(group, by_seed={}))
     del row["by_seed"], row["tokenizer"]
-    row |= {"memory": memory, "effects": []}
+    row["text"] = text or None
+    row["memory"] = None if report is None else {"step": step, **{point: report[point] for point in POINTS}}
+    row["effects"] = []
     for effect in effects:
         note = _joined(effect.note, effect.verdict.note)
         row["effects"].append({"metric": effect.metric, **dataclasses.asdict(effect.verdict), "note": note})
@@ -157,7 +163,7 @@ def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], 
     for group, its in zip(groups[1:], effects, strict=True):
         names = escape(group.named_against(base)), escape(base.named_against(group))
         lines = [f"[bold]{names[0]}[/] versus {names[1]}"]
-        if group.tokenizer != base.tokenizer and not any(effect.metric == BITS for effect in its):
+        if group.tokenizer != base.tokenizer and not any(effect.metric in (BITS, VAL_LOSS) for effect in its):
             lines.append(NO_BITS)
         lines += [escape(effect_text(effect)) for effect in its]
         if share := parameter_excess(group.parameters, base.parameters):
@@ -170,29 +176,34 @@ def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], 
     verdicts = [effect.verdict for its in effects for effect in its]
     if any(verdict.difference is not None and verdict.sd is None for verdict in verdicts):
         console.print(f"\n{ONE_RUN}", soft_wrap=True)
-    if len(effects) > 1 and sum(verdict.interval is not None for verdict in verdicts) > 1:
-        console.print(f"\n{ADJUSTED.format(len(effects))}", soft_wrap=True)
+    levels = [verdict.level for verdict in verdicts if verdict.interval is not None]
+    if len(effects) > 1 and len(levels) > 1:
+        together = 1 - len(effects) * (1 - levels[0])  # Bonferroni, as in ``statistics.verdict``
+        console.print(f"\n{ADJUSTED.format(len(effects), simultaneous(together))}", soft_wrap=True)
 
 
-def print_memory(groups: Sequence[Group], step: int, reports: Mapping[Path, Report], console: Console) -> None:
+def _memory(groups: Sequence[Group]) -> Memory:
+    first_runs = {group.name: Path(group.runs[0]) for group in groups if group.runs}
+    step, reports = last_reports(list(first_runs.values()))
+    return step, {name: reports[run] for name, run in first_runs.items() if run in reports}
+
+
+def print_memory(groups: Sequence[Group], memory: Memory, console: Console) -> None:
     """The memory of a sampled step of each group's first run, by category and module, if two have one."""
-    base, *others = [group for group in groups if _first_run(group) in reports] or groups[:1]
-    if not others:
+    step, reports = memory
+    if len(reports) < 2:
         return
+    base, *others = (group for group in groups if group.name in reports)
     names = [base.named_against(others[0]), others[0].named_against(base)]
     if len(others) > 1:  # names of that many would not fit in a table
         names = [str(number) for number in range(1, len(others) + 2)]
         legend = [f"{number}: {group.name}" for number, group in zip(names, [base, *others], strict=True)]
         console.print(escape("\n".join(["", *legend])), soft_wrap=True)
-    found = {name: reports[_first_run(group)] for name, group in zip(names, [base, *others], strict=True)}
+    found = {name: reports[group.name] for name, group in zip(names, [base, *others], strict=True)}
     for point in POINTS:
         console.print()
         console.print(difference(found, point, step))
     console.print(TENSORS_ONLY, soft_wrap=True)
-
-
-def _first_run(group: Group) -> Path:
-    return Path(group.runs[0]) if group.runs else Path()
 
 
 def effect_text(effect: Effect) -> str:

@@ -117,17 +117,28 @@ def construct(part: Part) -> nn.Module:
     device = torch.get_default_device()
     dtype = torch.get_default_dtype()
     if device.type == "meta" or traced.current() is not None:  # no values to record
-        with drawing(part.seed, part.path):
-            made = part.make()
+        made = _made_without_values(part)
         _refuse_lazy(made, part)
         return made
     made = _constructed(part)
     if dtype != torch.float32:  # what asks for float32 by itself, such as a table of angles, has it in any model
-        with drawing(part.seed, part.path), _defaults(torch.device("meta"), dtype):
-            wanted = {name: tensor.dtype for name, tensor in _tensors(part.make())}
+        with _defaults(torch.device("meta"), dtype):
+            wanted = {name: tensor.dtype for name, tensor in _tensors(_made_without_values(part))}
         for name, tensor in _tensors(made):
             tensor.data = tensor.data.to(wanted[name])
     return made if device.type == "cpu" else made.to(device)
+
+
+def _made_without_values(part: Part) -> nn.Module:
+    """The part on the default device, ``meta`` or that of a trace; a constructor that reads values runs on the CPU."""
+    try:
+        with drawing(part.seed, part.path):
+            return part.make()
+    except (RuntimeError, NotImplementedError) as error:  # such as "Tensor.item() cannot be called on meta tensors"
+        if not part.is_custom or "meta" not in str(error):
+            raise
+    with drawing(part.seed, part.path), torch.device("cpu"):
+        return part.make().to("meta")
 
 
 def _constructed(part: Part) -> nn.Module:

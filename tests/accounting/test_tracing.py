@@ -67,20 +67,41 @@ class AdaptedAttention(CausalSelfAttention):
 class OnlyPositive(nn.Module):
     """An MLP of the tokens whose first feature is positive: how many there are depends on values."""
 
+    threshold = 0.0
+
     def __init__(self, config):
         super().__init__()
         self.into = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x):
-        chosen = x[..., 0] > 0
+        chosen = x[..., 0] > self.threshold
         out = torch.zeros_like(x)
-        out[chosen] = self.into(x[chosen])
+        out[chosen] = self.into(x[chosen]).to(out.dtype)
         return out
+
+
+class NonePositive(OnlyPositive):
+    threshold = float("inf")
+
+
+class WithOtherShapes(nn.Module):
+    """An MLP with operators that change the shapes of their arguments."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.into = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x):
+        with torch.no_grad():
+            wide = x.detach().clone().unsqueeze_(0)
+            scale = torch.mm(wide[0, 0], wide[0, 0].clone().t_(), out=x.new_empty(0)).diagonal()
+        return self.into(x) * scale.squeeze_()[:, None]
 
 
 OTHERS = {
     "einsum": {"mlp": f"{HERE}.EinsumMLP"},
     "convolution": {"mlp": f"{HERE}.Convolution"},
+    "other shapes": {"mlp": f"{HERE}.WithOtherShapes"},
     "LoRA": {"attention": f"{HERE}.AdaptedAttention"},
     "experts": {"mlp": "mixture_of_experts"},
     "dropout": {"dropout": 0.1},
@@ -127,6 +148,40 @@ def test_a_step_that_depends_on_values_is_run():
     assert found.is_extrapolated
     peak = second_step(config, **STEP, loss_chunks=None, accumulation=1)[0]
     assert found.step_peak == pytest.approx(peak, rel=0.05)  # about half of the tokens are chosen
+
+
+def test_a_part_whose_constructor_reads_values_is_run():
+    config = ModelConfig(**SIZES, num_hidden_layers=6, mlp="tests.model.test_initial_values.DropPath")
+    with pytest.raises(NeedsValues):
+        trace_step(config, StepSettings(**STEP))
+    found = step_memory(config, **STEP)
+    assert found.is_extrapolated
+    assert found.step_peak == pytest.approx(second_step(config, **STEP, loss_chunks=None, accumulation=1)[0], rel=0.005)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_what_depends_on_values_is_the_same_each_time(precision):
+    """On CUDA, stand-ins for kernels write values, too, and nothing is left as it was in memory."""
+    config = ModelConfig(**SIZES, num_hidden_layers=3, mlp=f"{HERE}.OnlyPositive", norm="layernorm")
+    settings = StepSettings(**{**STEP, "precision": precision}, device="cuda")
+    peaks = set()
+    for size in (1, 2, 3):
+        garbage = [torch.full((2**16 * size,), float("nan")) for _ in range(20)]
+        del garbage
+        peaks.add(step_memory(config, settings).peak)
+    assert len(peaks) == 1
+    none_chosen = step_memory(dataclasses.replace(config, mlp=f"{HERE}.NonePositive"), settings).peak
+    assert peaks.pop() > none_chosen
+
+
+def test_norms_and_softmax_of_16_bits_are_wide_on_cuda_under_autocast():
+    x = torch.zeros(8, 16, dtype=torch.bfloat16)
+    functions = (lambda: F.layer_norm(x, (16,)), lambda: F.rms_norm(x, (16,)), lambda: F.softmax(x, dim=-1))
+    for device, wanted in (("cpu", torch.bfloat16), ("cuda", torch.float32)):
+        with tracing.in_trace(device, has_values=True), torch.autocast("cpu", torch.bfloat16):
+            assert [function().dtype for function in functions] == [wanted] * 3
+        with tracing.in_trace(device, has_values=True):
+            assert [function().dtype for function in functions] == [torch.bfloat16] * 3
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,20 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.comparison import METRICS, OTHER_WINDOWS, THREADS_DIFFER, group_runs, metric_values
+from lightning_llm.ablate.comparison import (
+    METRICS,
+    OTHER_WINDOWS,
+    THREADS_DIFFER,
+    Comparison,
+    Group,
+    group_runs,
+    metric_values,
+)
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL, PLAN
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.words import simultaneous
 from lightning_llm.cli.compare import (
     ADJUSTED,
     NO_BITS,
@@ -29,6 +38,7 @@ from lightning_llm.cli.compare import (
     TENSORS_ONLY,
     difference_text,
     print_table,
+    show,
 )
 from lightning_llm.cli.report import RunReport
 from lightning_llm.io.console import Console
@@ -120,7 +130,7 @@ def test_several_groups_share_the_level(tmp_path, capsys):
         make(root / f"relu-{seed}", "relu", seed, **{**HASHES, "val_loss": loss})
     assert main(["compare", str(root), "--delta", "0.02", "--paired"]) == 0
     said = capsys.readouterr().out
-    assert ADJUSTED.format(2) in said
+    assert ADJUSTED.format(2, simultaneous(0.95)) in said
     assert "mlp=relu versus mlp=gelu\n  validation loss 0.0000 nats/token: equivalent: differs by less than" in said
     assert "(-4.5%): better, by more than 0.02; 97.5% interval" in said
 
@@ -651,3 +661,32 @@ def test_three_groups_with_memory_are_called_by_numbers(tmp_path, capsys):
     assert "\n1: mlp=swiglu\n2: mlp=gelu\n3: mlp=relu\n" in said
     assert re.search(r"MiB +┃ +1 ┃ +2 ┃ +2 - 1 ┃ +3 ┃ +3 - 1 ┃", said)
     assert re.search(r"all +│ +1.0 │ +2.0 │ +\+1.0 │ +3.0 │ +\+2.0 │", said)
+
+
+def test_a_group_without_runs_has_no_memory(tmp_path, monkeypatch, capsys):
+    """It takes none from the current folder."""
+    point = {"bytes": 1, "by_kind": {}, "by_module": {}}
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "step-2.json").write_text(json.dumps({"peak": point, "saved": point}))
+    monkeypatch.chdir(tmp_path)
+    empty = Group("a", {}, [], 0, {}, {})
+    show(Comparison({"": ([empty, dataclasses.replace(empty, name="b")], [[]])}, []), None, Console())
+    assert "At the peak" not in capsys.readouterr().out
+
+
+def test_runs_on_two_texts_each_name_theirs_in_the_file(tmp_path):
+    for text in ("one", "two"):
+        config = {"data": {"path": f"{text}.txt"}, "model": {"architecture": {"mlp": "gelu"}}}
+        run = make(tmp_path / "runs" / text)
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["compare", str(tmp_path / "runs"), "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [row["text"] for row in rows] == ["data.path one.txt", "data.path two.txt"]
+
+
+def test_a_seed_that_ran_twice_counts_once_in_the_table(tmp_path, capsys):
+    """The mean and the spread are over seeds, as in the difference below the table."""
+    for number, (seed, loss) in enumerate(((0, 1.0), (0, 3.0), (1, 4.0))):
+        make(tmp_path / f"gelu-{number}", "gelu", seed, val_loss=loss)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert "3.0000 ± 1.4142" in capsys.readouterr().out

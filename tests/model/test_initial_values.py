@@ -655,3 +655,37 @@ def test_a_class_derived_from_a_built_in_part_inherits_its_declaration():
     usual = made(mlp={"class_path": "mixture_of_experts", "init_args": {"num_experts": 3, "top_k": 1}}).state_dict()
     derived = with_mlp(MyExperts).state_dict()
     assert all(torch.equal(derived[name], value) for name, value in usual.items())
+
+
+# ---- a constructor that reads values
+
+
+class DropPath(nn.Module):
+    """An MLP whose constructor reads the value of a tensor, as those of stochastic depth do."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.share = torch.linspace(0, 0.5, 3)[1].item()
+        self.into = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x):
+        return self.into(x) * (1 - self.share)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_constructor_may_read_values(dtype):
+    config = ModelConfig(vocab_size=11, hidden_size=8, num_attention_heads=2, mlp=f"{__name__}.DropPath")
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        made = Transformer(config, seed=0)
+        with torch.device("meta"):
+            empty = Transformer(config, seed=0)
+    finally:
+        torch.set_default_dtype(usual)
+    assert made.layers[0].mlp.share == empty.layers[0].mlp.share == 0.25
+    assert {name: (p.shape, p.dtype) for name, p in made.named_parameters()} == {
+        name: (p.shape, p.dtype) for name, p in empty.named_parameters()
+    }
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+    assert made.layers[0].mlp.into.weight.dtype == dtype

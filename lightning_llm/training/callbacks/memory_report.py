@@ -86,13 +86,14 @@ def point_report(point: MemorySample) -> Report:
 
 
 def last_reports(runs: Sequence[Path]) -> tuple[int, dict[Path, Report]]:
-    """The last step that all runs sampled, of those that sampled any, and its report by run, of the first process.
+    """The step that most runs sampled, the last one of several, and its report by run, of the first process.
 
     Runs of compiled code have none: the meter does not see it.
     """
-    files = {run: of_run for run in runs if (of_run := _files_of(run))}
-    step = max(set.intersection(*map(set, files.values())), default=0) if files else 0
-    reports = {run: read_json(of_run[step], LARGEST) for run, of_run in files.items() if step}
+    files = {run: _files_of(run) for run in runs}
+    counts = Counter(step for of_run in files.values() for step in of_run)
+    step = max(counts, key=lambda step: (counts[step], step), default=0)
+    reports = {run: read_json(of_run[step], LARGEST) for run, of_run in files.items() if step in of_run}
     return step, {run: report for run, report in reports.items() if report.get("peak") and report.get("saved")}
 
 
