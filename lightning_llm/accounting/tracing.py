@@ -50,11 +50,11 @@ Made = TypeVar("Made", bound=nn.Module)
 
 @contextlib.contextmanager
 def in_trace(device: str, *, has_values: bool = False, has_all_tiles: bool = False) -> Iterator[None]:
-    """Lets tensors have no values, and operators be those of a device.
+    """Runs what is inside on tensors without values, with the operators of a device.
 
     Args:
         device: Its type, ``cpu`` or ``cuda``.
-        has_values: Let tensors have values all the same.
+        has_values: Use tensors with values instead.
         has_all_tiles: Let loops run over all tiles, so that FLOPs can be counted.
 
     Raises:

@@ -434,6 +434,7 @@ def test_other_tokenizers_have_no_verdict_on_a_part_of_the_text(tmp_path, capsys
     assert main(["compare", *runs]) == 0
     said = capsys.readouterr().out
     assert f"validation loss: no verdict; {OTHER_WINDOWS}" in said
+    assert NO_BITS not in said
     assert "bits/byte (" not in said
 
 
