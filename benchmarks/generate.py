@@ -1,4 +1,4 @@
-"""``lightning-llm bench generate``: tokens per second of decoding, on equal weights and prompts, interleaved.
+"""``python -m benchmarks generate``: tokens per second of decoding, on equal weights and prompts, interleaved.
 
     cached        ``generation.generate``: a cache of keys and values
     recomputed    the whole prefix at each step, as without a cache

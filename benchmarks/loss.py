@@ -1,4 +1,4 @@
-"""``lightning-llm bench loss``: memory and time of head and cross-entropy together.
+"""``python -m benchmarks loss``: memory and time of head and cross-entropy together.
 
 Variants: plain (all logits, then torch's cross-entropy), torch's own ``linear_cross_entropy``, Liger-Kernel's fused one
 where it is installed and there is CUDA, and ours. torch's own hides its chunks from the operator-level meter, so every

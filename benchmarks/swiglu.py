@@ -1,4 +1,4 @@
-"""``lightning-llm bench swiglu``: memory and time of the MLP in every implementation, as stacks of layers.
+"""``python -m benchmarks swiglu``: memory and time of the MLP in every implementation, as stacks of layers.
 
 Variants: the standard module; the notebook's (a Function that saves g and u, or nothing, with full-width buffers);
 ``torch.utils.checkpoint`` around the standard module; ``torch.compile`` of it; Liger-Kernel where it is installed and

@@ -4,6 +4,7 @@ import argparse
 import re
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_llm.cli.commands import nearest, page_of, with_page
@@ -27,6 +28,7 @@ class OneLineParser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str | None = None, **options: Any) -> None:
         page = page_of(self._command(prog))
         super().__init__(prog=prog, description=description, allow_abbrev=False, epilog=f"More: {page}", **options)
+        self.register("type", Path, _path)
 
     def error(self, message: str) -> NoReturn:
         """One line, and status 2."""
@@ -101,6 +103,12 @@ def tool(add_options: AddOptions, *mistakes: type[Exception], **options: str) ->
         return Tool(act, f"lightning-llm {act.__name__.removeprefix('run_')}", add_options, *mistakes, **options)
 
     return made
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("'' is the name of no file")
+    return Path(text)
 
 
 def size_option(text: str) -> int:

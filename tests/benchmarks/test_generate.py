@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from benchmarks.__main__ import main
 from benchmarks.generate import _transformers_model
-from lightning_llm.__main__ import main
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 
@@ -15,7 +15,7 @@ SHAPE = "2x4x2x32x65x4x12"
 
 def test_rows_of_every_variant(tmp_path, capsys):
     path = tmp_path / "rows.json"
-    assert main(["bench", "generate", "--shapes", SHAPE, "--rounds", "1", "--json", str(path)]) == 0
+    assert main(["generate", "--shapes", SHAPE, "--rounds", "1", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [row["variant"] for row in rows] == ["recomputed", "transformers", "cached"]
     for row in rows:
@@ -43,5 +43,5 @@ def test_the_rival_has_the_same_weights():
 
 
 def test_a_shape_is_seven_numbers(capsys):
-    assert main(["bench", "generate", "--shapes", "2x4"]) == 2
+    assert main(["generate", "--shapes", "2x4"]) == 2
     assert "shapes '2x4' must be layers x heads" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import checkpoint, cost, data, mup, overhead, stream, techniques
-from benchmarks.__main__ import BENCHES, main
+from benchmarks.__main__ import main
+from benchmarks.command_line import BENCHES
 from lightning_llm.ops import sizes
 
 LIKE_MUP = {"CONTEXT": 16, "BATCH": 2, "STEPS": 4, "CHECK_STEPS": 3, "VALIDATION": 1, "SEEDS": range(1)}
@@ -58,6 +59,7 @@ ELSEWHERE = {  # by the tests of what they are for
     "ablate": "test_ablate_looks.py",
     "ladder": "test_ladder.py",
     "faults": "test_faults.py",
+    **{name: f"test_{name}.py" for name in ("generate", "loss", "swiglu")},
 }
 
 

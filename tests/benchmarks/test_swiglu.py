@@ -4,17 +4,14 @@ import json
 
 import pytest
 
-from lightning_llm.__main__ import main
+from benchmarks.__main__ import main
 
 
 def test_swiglu_saves_less_at_each_level(tmp_path, capsys):
     path = tmp_path / "rows.json"
     eager = ["standard", "ours 0", "ours 1", "ours 2", "notebook 1", "checkpoint", "norm + standard"]
     assert (
-        main(
-            ["bench", "swiglu", "--variants", *eager, "--shapes", "2x64x32x128x2", "--rounds", "1", "--json", str(path)]
-        )
-        == 0
+        main(["swiglu", "--variants", *eager, "--shapes", "2x64x32x128x2", "--rounds", "1", "--json", str(path)]) == 0
     )
     assert path.with_suffix(".png").stat().st_size > 5000
     rows = {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
@@ -36,7 +33,7 @@ def test_swiglu_saves_less_at_each_level(tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch.compile of torch 2.13
 def test_all_variants_are_measured_and_what_is_compiled_is_not_guessed(tmp_path):
     path = tmp_path / "rows.json"
-    assert main(["bench", "swiglu", "--shapes", "2x64x32x128x2", "--rounds", "1", "--json", str(path)]) == 0
+    assert main(["swiglu", "--shapes", "2x64x32x128x2", "--rounds", "1", "--json", str(path)]) == 0
     rows = {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
     assert rows["compiled standard"]["peak_bytes"] is None
     assert all(row["total_s"] > 0 for row in rows.values())

@@ -40,7 +40,7 @@ def process(act, words=("fit",), **options):
     [
         ["fit", "--config", "x.yaml"],
         ["generate", "y"],
-        ["same", "--config", "x.yaml"],
+        ["same", "-c", "x.yaml", "--vary", "decoding"],
         ["evaluate", "y", "--data", "y"],
     ],
 )

@@ -62,9 +62,6 @@ def scaled(words: Sequence[str]) -> list[str]:
         return [command, *options, "--max-new-tokens", "4"]
     if command == "evaluate":
         return [command, *options, "--stride", "16"]
-    if command == "bench" and options[0] == "memory":
-        behind = [] if "--" in options else ["--", *TEXT]
-        return [command, *options, *behind, *MODEL, "--trainer.accelerator=cpu"]
-    if command == "bench":
+    if command == "benchmarks":
         return [command, *options, *BENCHES[options[0]]]
     return [command, *options]

@@ -189,7 +189,7 @@ def _python(words: Sequence[str], sized: Callable[[Sequence[str]], list[str]]) -
         print("what is needed is installed")
     elif words[:1] == ["-m"]:
         given = list(words[2:])
-        sys.argv = ["", *(sized(["bench", *given])[1:] if words[1] == "benchmarks" else given)]
+        sys.argv = ["", *(sized(["benchmarks", *given])[1:] if words[1] == "benchmarks" else given)]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[:1] == ["-c"]:
         sys.argv = ["-c", *words[2:]]

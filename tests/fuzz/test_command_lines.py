@@ -107,19 +107,15 @@ LINES = {  # the first of each command ends well as it is
         ["extend", "out", "--pairs", "2", "--variants", "relu", "--workers=1"],
         ["run", "--pairs", "1", "small.yaml"],
     ],
-    "bench": [["swiglu", "--shapes", "1x8x8x16x1", "--rounds", "1", "--budget-s", "0.1", "--variants", "standard"]],
 }
 # What rightly takes long where its value is another or, of the second kind, where it is left out
 ENDLESS = (
     "--trainer.max_steps",
     "--data.num_workers",
-    "--rounds",
-    "--shapes",
-    "--variants",
     "--max-new-tokens",
     "--num-samples",
 )
-NEEDED = {"bench": ("--shapes", "--rounds", "--variants"), "fit": ("--config",), "check": ("--config",)}
+NEEDED = {"fit": ("--config",), "check": ("--config",)}
 PARTS = ["stores/s", "stores/t", "shards", "runs", "hf", "text.txt", "tiny.yaml", "small.yaml"]
 
 

@@ -73,7 +73,7 @@ def check_result(command, result, work, content):
 
 @pytest.mark.parametrize(
     ("commands", "draws"),
-    [(("estimate", "plan"), 30), (("check", "check", "validate", "fit"), 10)],
+    [(("estimate", "plan"), 10), (("check", "check", "validate", "fit"), 10)],
     ids=["accounting", "training"],
 )
 def test_a_config_means_what_it_says_or_is_refused(world, commands, draws):

@@ -15,7 +15,7 @@ PRECIOUS = "precious\n"
 KINDS = ("fifo", "socket", "folder", "device", "sparse", "loop", "outside", "dangling", "text", "empty")
 EXPERIMENT = {"status": ["status", "out"], "report": ["report", "out"]}
 OF_FILES = [
-    *((command, line) for command in LINES if command not in ("ablate", "bench") for line in LINES[command]),
+    *((command, line) for command in LINES if command != "ablate" for line in LINES[command]),
     *(("ablate", line) for line in EXPERIMENT.values()),
     ("compare", ["out"]),
     ("fit", ["--config", "runs/tiny/version_0/config.yaml", "--ckpt_path", "runs/tiny/version_0"]),

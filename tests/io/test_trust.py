@@ -94,7 +94,7 @@ def command(word, folder, run, path):
 
 
 # the rest reads neither a model of somebody else's nor a config but the one that it is given, see below
-OTHERS = {"validate", "test", "predict", "prepare", "tokenizer", "data", "bench", "ablate"}
+OTHERS = {"validate", "test", "predict", "prepare", "tokenizer", "data", "ablate"}
 
 
 @pytest.mark.parametrize("word", sorted({*TRAINER_WORDS, *TOOLS} - OTHERS))
