@@ -55,7 +55,7 @@ INTERFACES = {  # by owner: names, and what the code relies on
         **dict.fromkeys(("_global_backward_hooks", "_global_backward_pre_hooks"), HOOKS),
     },
     "torch.ops.aten.add.Tensor": {"_schema": "which arguments an operator writes and returns"},
-    "torch.utils": {"_python_dispatch": "sees every operator", "_pytree": "tree_leaves of nested containers"},
+    "torch.utils": {"_python_dispatch": "sees every operator"},
     "torch.cuda.memory": dict.fromkeys(("_record_memory_history", "_dump_snapshot"), "the snapshot of the allocator"),
     "torch.utils._python_dispatch": {
         "_get_current_dispatch_mode": "an operator mode watches: nothing is replayed or tried"

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_llm.accounting.memory_trace import LiveBytes, MemoryTrace, NeedsValues, Stage, Table, TracePoint
 from lightning_llm.accounting.settings import StepSettings, weight_dtype
 from lightning_llm.measure.attribution import AttributedMeter
-from lightning_llm.measure.meter import Watched
+from lightning_llm.measure.meter import Watched, WithoutCompiler
 from lightning_llm.model.block import BRANCHES
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
@@ -39,11 +39,12 @@ STAGES_OF_ROOT: dict[str, Stage] = {
     "dropout": "embeddings",
     "norm": "final norm",
 }
+KINDS = {name: kind for kind, name in BRANCHES.items()}
 PARTS_OF_ROOT = {**STAGES_OF_ROOT, "norm": "norms"}
 
 OF_VALUES = DataDependentOutputException, DynamicOutputShapeException  # torch's errors
-EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided)
-NEW_EMPTY = (torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided)
+EMPTY = [getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "new_empty")]
+EMPTY += [torch.ops.aten.empty_strided, torch.ops.aten.new_empty_strided]
 
 Made = TypeVar("Made", bound=nn.Module)
 
@@ -70,10 +71,10 @@ def in_trace(device: str, *, has_values: bool = False, has_all_tiles: bool = Fal
             yield
     except OF_VALUES as error:
         raise NeedsValues(str(error)) from None
-    except ValueError as error:
-        if isinstance(error.__cause__, OF_VALUES):  # from the constructor of a part
-            raise NeedsValues(str(error.__cause__)) from None
-        raise
+    except ValueError as error:  # one with a cause: the constructor of a part failed, perhaps for lack of values
+        if has_values or error.__cause__ is None:
+            raise
+        raise NeedsValues(str(error.__cause__)) from None
 
 
 def trace_step(config: ModelConfig, settings: StepSettings, *, has_values: bool = False) -> MemoryTrace:
@@ -143,26 +144,18 @@ def _loss(model: Transformer, batch: dict[str, Tensor], num_chunks: int | None) 
     return loss if added is None else loss + added
 
 
-class _NoValues(FakeTensorMode):  # type: ignore[no-untyped-call]
+class _NoValues(WithoutCompiler, FakeTensorMode):  # type: ignore[no-untyped-call]
     """Torch's mode, without its detour by the compiler at each operator."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, types, args, kwargs or {})
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Writes(WithoutCompiler, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operators that only write values into their arguments do nothing: they allocate nothing that can be seen.
 
     Torch would infer shapes for each of them again, which takes half of the time of a trace.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -186,22 +179,17 @@ def _written(operator: Any) -> list[str] | None:
         if argument.alias_info is not None and argument.alias_info.is_write
     }
     sets = [None if result.alias_info is None else frozenset(result.alias_info.before_set) for result in schema.returns]
-    changes_shape = torch.Tag.inplace_view in operator.tags or schema.name.startswith(("aten::resize", "aten::set_"))
-    if not sets or changes_shape or any(found not in written for found in sets):
+    if not sets or torch.Tag.inplace_view in operator.tags or any(found not in written for found in sets):
         return None
     return [written[found] for found in sets if found is not None]
 
 
-class _NoGarbage(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NoGarbage(WithoutCompiler, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Memory that nothing writes to is zero: the stand-ins for kernels write little, and what runs reads values."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        return result.zero_() if func.overloadpacket in (*EMPTY, *NEW_EMPTY) else result
+        return result.zero_() if func.overloadpacket in EMPTY else result
 
 
 @contextlib.contextmanager
@@ -210,10 +198,13 @@ def _kernels_of(device: str) -> Iterator[None]:
 
     A function mode of torch would not do: it is off in what backward recomputes.
     """
+    if device != "cuda":
+        yield
+        return
     replaced: dict[str, Any] = {"dropout": _dropout, "rms_norm": _rms_norm, "layer_norm": _layer_norm}
     replaced["softmax"] = partial(_softmax, F.softmax)
     before = {name: getattr(F, name) for name in replaced}
-    for name, function in replaced.items() if device == "cuda" else ():
+    for name, function in replaced.items():
         setattr(F, name, function)
     try:
         yield
@@ -353,5 +344,4 @@ def part_of(module: str) -> str:
     if first != "layers":
         return PARTS_OF_ROOT.get(first, "loss")
     name = rest[1] if len(rest) > 1 else ""
-    kinds = {module: kind for kind, module in BRANCHES.items()}
-    return kinds.get(name, "norms" if "norm" in name else "residual stream")
+    return KINDS.get(name, "norms" if "norm" in name else "residual stream")

@@ -1,6 +1,7 @@
 """Help of a training command: what this project decides comes first, in plain text without the markup of docstrings."""
 
 import re
+from argparse import SUPPRESS
 from typing import Any
 
 from lightning_llm.training import callbacks
@@ -38,7 +39,7 @@ def _place(group: Any) -> int:
 
 def plain(text: Any) -> Any:
     """A text without the markup of reStructuredText; what is no text comes back as it is."""
-    if isinstance(text, str) and text != "==SUPPRESS==":
+    if isinstance(text, str) and text != SUPPRESS:
         for pattern, replacement in MARKUP:
             text = pattern.sub(replacement, text)
     return text

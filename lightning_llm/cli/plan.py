@@ -147,8 +147,10 @@ def draw(frontier: Sequence[StepPlan], chosen: StepPlan, path: Path) -> None:
 
     groups: dict[str, list[tuple[float, float]]] = {}
     for plan in frontier:
-        recompute, level = plan.choice.recompute, plan.choice.checkpoint_level
-        kind = f"recompute {recompute}" if recompute != "none" else f"MLPs at level {level}" if level else NOTHING
+        level = plan.choice.checkpoint_level
+        kind = f"MLPs at level {level}" if level else NOTHING
+        if plan.choice.recompute != "none":
+            kind = f"recompute {plan.choice.recompute}"
         groups.setdefault(kind, []).append((plan.needed / GIB, plan.time.seconds))
     with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
         for kind, places in groups.items():

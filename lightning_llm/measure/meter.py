@@ -56,7 +56,15 @@ class Watched:
     account: str
 
 
-class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WithoutCompiler:
+    """Base of modes that see operators: torch's default imports its compiler at the first one, for two seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class MemoryMeter(WithoutCompiler, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensor storages that are created while it is entered, for as long as they live.
 
     After leaving it nothing new is counted, but deaths are: ``live_bytes`` then says what is still held. It may be
@@ -107,10 +115,6 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._open_phases.remove(record)
             record.end_bytes = self.live_bytes
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch's default imports its compiler at the first operator, which takes two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):

@@ -134,8 +134,10 @@ def _made_without_values(part: Part) -> nn.Module:
     try:
         with drawing(part.seed, part.path):
             return part.make()
-    except (RuntimeError, NotImplementedError) as error:  # such as "Tensor.item() cannot be called on meta tensors"
-        if not part.is_custom or "meta" not in str(error):
+    except (ValueError, RecursionError):  # of a part inside, which was tried on the CPU itself
+        raise
+    except Exception:
+        if not part.is_custom or torch.get_default_device().type != "meta":
             raise
     with drawing(part.seed, part.path), torch.device("cpu"):
         return part.make().to("meta")

@@ -131,7 +131,7 @@ class Judge:
         return f"A model of {sizes}, with a batch of {ROWS} x {CONTEXT} tokens, on {self._plain.device}."
 
     def findings(self, setting: Setting) -> dict[str, list[Finding]]:
-        """What a setting computes, compared with float64, by the precision that it ran in.
+        """Compare what a setting computes with float64, by the precision that it ran in.
 
         Raises:
             ValueError: The setting has other parameters than the base, or cannot run here.
@@ -166,7 +166,7 @@ def unit_of(precision: str) -> float:
 
 
 def traces_of(setting: Setting, weights: Weights) -> dict[str, Trace]:
-    """What a step of a setting computes, by precision, in other processes where it needs them.
+    """Run a step of a setting, by precision, in other processes where it needs them.
 
     Raises:
         ValueError: The setting has other parameters, or cannot run here.

@@ -56,7 +56,7 @@ def _tiny_layer(options: dict[str, Any], config: ModelConfig, heads: int) -> dic
 
 
 def _small_parts(parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Those of the parts that have a shorter window or fewer experts at tiny sizes."""
+    """Arguments of the parts that have a shorter window or fewer experts at tiny sizes."""
     small: dict[str, Part] = {}
     for kind, part in parts.items():
         if window := option_of(kind, part, "window"):

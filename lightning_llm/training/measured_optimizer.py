@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lightning_llm.accounting.settings import weight_dtype
 from lightning_llm.io.trust import not_found, trust_and_import
 from lightning_llm.io.untrusted import prefixed
+from lightning_llm.measure.meter import tensors_in
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.groups import param_groups
@@ -44,7 +44,7 @@ def state_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
 
 
 def _bytes_in(state: Any) -> int:
-    return sum(leaf.nbytes for leaf in tree_leaves(state) if torch.is_tensor(leaf))
+    return sum(tensor.nbytes for tensor in tensors_in(state))
 
 
 def state_per_parameter(path: str, arguments: Mapping[str, Any], config: ModelConfig, precision: str) -> float:

@@ -150,8 +150,9 @@ def test_a_step_that_depends_on_values_is_run():
     assert found.step_peak == pytest.approx(peak, rel=0.05)  # about half of the tokens are chosen
 
 
-def test_a_part_whose_constructor_reads_values_is_run():
-    config = ModelConfig(**SIZES, num_hidden_layers=6, mlp="tests.model.test_initial_values.DropPath")
+@pytest.mark.parametrize("name", ["DropPath", "DropPathByNumpy"])
+def test_a_part_whose_constructor_reads_values_is_run(name):
+    config = ModelConfig(**SIZES, num_hidden_layers=6, mlp=f"tests.model.test_initial_values.{name}")
     with pytest.raises(NeedsValues):
         trace_step(config, StepSettings(**STEP))
     found = step_memory(config, **STEP)

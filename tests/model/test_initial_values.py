@@ -672,9 +672,16 @@ class DropPath(nn.Module):
         return self.into(x) * (1 - self.share)
 
 
+class DropPathByNumpy(DropPath):
+    def __init__(self, config):
+        super().__init__(config)
+        self.share = float(torch.linspace(0, 0.5, 3, dtype=torch.float32).numpy()[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_constructor_may_read_values(dtype):
-    config = ModelConfig(vocab_size=11, hidden_size=8, num_attention_heads=2, mlp=f"{__name__}.DropPath")
+@pytest.mark.parametrize("name", ["DropPath", "DropPathByNumpy"])
+def test_a_constructor_may_read_values(name, dtype):
+    config = ModelConfig(vocab_size=11, hidden_size=8, num_attention_heads=2, mlp=f"{__name__}.{name}")
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -116,9 +116,7 @@ def difference(reports: Mapping[str, Report], point: str, step: int) -> Table:
     table.add_column(escape(first), justify="right", overflow="fold", max_width=WIDEST)
     for name in others:
         table.add_column(escape(name), justify="right", overflow="fold", max_width=WIDEST)
-        table.add_column(
-            f"{name} - {first}" if number_in(name) is not None else "difference", justify="right", no_wrap=True
-        )
+        table.add_column("difference" if len(others) == 1 else f"{name} - {first}", justify="right", no_wrap=True)
     points = [report[point] for report in reports.values()]
     for category in CATEGORIES:
         sizes = [one["by_kind"].get(category, 0) for one in points]
