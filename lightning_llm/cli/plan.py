@@ -27,9 +27,6 @@ from lightning_llm.training.run_config import RunOptions, read_run
 
 PATIENCE = 1.0  # seconds before progress is shown
 TRACES = 24  # about as many as a plan with its frontier needs
-NOTHING = "nothing recomputed"
-COLORS = {NOTHING: "#d08200", "MLPs at level 1": "#d5443a", "MLPs at level 2": "#b84a9c"}
-RECOMPUTED = "#3b82c4"  # the color of other recomputation
 
 
 def _options(parser: OneLineParser) -> None:
@@ -147,16 +144,16 @@ def draw(frontier: Sequence[StepPlan], chosen: StepPlan, path: Path) -> None:
 
     groups: dict[str, list[tuple[float, float]]] = {}
     for plan in frontier:
-        level = plan.choice.checkpoint_level
-        kind = f"MLPs at level {level}" if level else NOTHING
-        if plan.choice.recompute != "none":
-            kind = f"recompute {plan.choice.recompute}"
+        parts = [f"MLPs at level {plan.choice.checkpoint_level}"] if plan.choice.checkpoint_level else []
+        parts += [f"recompute {plan.choice.recompute}"] if plan.choice.recompute != "none" else []
+        kind = ", ".join(parts) or "nothing recomputed"
         groups.setdefault(kind, []).append((plan.needed / GIB, plan.time.seconds))
     with chart(path, "Predicted memory and time of a step", height=3.6) as [[axis]]:
         for kind, places in groups.items():
-            axis.plot(*zip(*places, strict=True), "o", color=COLORS.get(kind, RECOMPUTED), label=kind)
+            axis.plot(*zip(*places, strict=True), "o", label=kind)
         axis.plot(chosen.needed / GIB, chosen.time.seconds, "k*", ms=16, mfc="none", label="chosen")
         axis.set(xlabel="memory of a device, GiB (lower is better)", ylabel="time, s/step (lower is better)")
+        axis.margins(0.1)  # a point at the edge would be cut
         axis.set(xlim=(0, None), ylim=(0, None))
         axis.grid()
         legend(axis, fontsize=9)
