@@ -26,21 +26,22 @@ from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.names import PLAN, STREAM
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan_tables import show_outlays, show_outlook, show_plan
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report.from_experiment import report_of
+from lightning_llm.ablate.report.from_sizes import ladder_report
+from lightning_llm.ablate.report.from_stream import stream_report
+from lightning_llm.ablate.report.report import add_format, show_written
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.runner import Runner
-from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
 from lightning_llm.ablate.slots import Slot
 from lightning_llm.ablate.stream import Stream, finish, write_current
-from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
-from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ideas import patch_lines, patch_of
-from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder, write_ladder
+from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder
 from lightning_llm.cli.ablate_try import add_options, run_idea
 from lightning_llm.cli.ablate_variants import add_command, add_variants, command_in, fit_as_command
 from lightning_llm.cli.ablate_verdict import add_options as add_table
@@ -114,8 +115,9 @@ def _options(parser: OneLineParser) -> None:
     about = "variants to add pairs to, even if they have a verdict (default: those without one)"
     extend.add_argument("--variants", nargs="+", metavar="NAME", help=about)
     status = action("status", _status, "show the progress of an experiment")
-    about = "print the report, and write report.json and report.html to its folder"
+    about = "print the report, and write report.json, report.html and figures to its folder"
     report = action("report", _report, about)
+    add_format(report)
     about = "end a stream of ideas: its report then has the losses of all pairs, and no further idea can be tried"
     report.add_argument("--final", action="store_true", help=about)
     measure = action("measure", _measure, "measure time and memory of each variant (run nothing else meanwhile)")
@@ -338,7 +340,7 @@ def _status(options: argparse.Namespace) -> None:
         return
     if (options.folder / STREAM).exists():
         stream = Stream.read(options.folder)
-        _show_stream(stream)
+        stream_report(stream).show()
         for verdict in stream.verdicts[-1:]:
             Console().say(*patch_lines(stream, patch_of(stream, verdict), verdict))
         return
@@ -349,7 +351,7 @@ def _status(options: argparse.Namespace) -> None:
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
     progress = f"; {progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
     console.say(f"{options.folder}: {runs}{progress}")
-    show_report(report_of(loaded), console)
+    report_of(loaded, with_curves=False).show(console)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -358,19 +360,14 @@ def _report(options: argparse.Namespace) -> None:
         if options.final:
             finish(stream)
         write_current(stream)
-        _show_stream(stream)
-        print(f"Written: {write_stream_report(stream)}")
-        return
-    if options.final:
+        report = stream_report(stream)
+    elif options.final:
         raise ValueError(f"--final ends a stream of ideas, and {options.folder} is none: leave it out")
-    if (options.folder / LADDER).exists():
-        write_ladder(options.folder)
+    elif (options.folder / LADDER).exists():
+        report = ladder_report(*read_ladder(options.folder))
     else:
-        ablate_run.write(Plan.read(options.folder))
-
-
-def _show_stream(stream: Stream) -> None:
-    show_table([row[: len(HEAD_OF_STREAM)] for row in rows_of(stream)], HEAD_OF_STREAM, summary_of(stream), Console())
+        report = report_of(load_experiment(options.folder))
+    show_written(report, options.format)
 
 
 def _work(options: argparse.Namespace) -> None:

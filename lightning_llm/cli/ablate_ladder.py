@@ -21,19 +21,13 @@ from lightning_llm.ablate.ladder import (
     with_further,
     with_tuned,
 )
-from lightning_llm.ablate.ladder_report import (
-    HEAD,
-    lines_of,
-    prediction_for,
-    table_of,
-    tuned_factors,
-    write_ladder_report,
-)
 from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan_tables import show_outlays
+from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for, tuned_factors
+from lightning_llm.ablate.report.report import show_written
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES
-from lightning_llm.ablate.screen import show_outlays, show_table
 from lightning_llm.cli import ablate_run
 from lightning_llm.io.console import Console
 from lightning_llm.io.shell import shell_path
@@ -100,9 +94,7 @@ def _draft_of(ladder: Experiment, size: str, options: argparse.Namespace) -> "Fi
 
 def write_ladder(out: Path) -> None:
     """Write the report of a ladder, and print it."""
-    report, page = write_ladder_report(*read_ladder(out))
-    show_table([row for row, _ in table_of(report)], HEAD, lines_of(report), Console())
-    print(f"Written: {page}")
+    show_written(ladder_report(*read_ladder(out)))
 
 
 def extend_ladder(options: argparse.Namespace) -> None:

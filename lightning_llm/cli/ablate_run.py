@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import LOGS, Plan
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import Display
-from lightning_llm.ablate.report import reused_of
+from lightning_llm.ablate.report.from_experiment import report_of, reused_runs
+from lightning_llm.ablate.report.report import show_written
 from lightning_llm.ablate.results import COST, load
 from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.run_process import last_line
 from lightning_llm.ablate.runner import RUNNER, Results, Runner
-from lightning_llm.ablate.screen import show_report
 from lightning_llm.ablate.slots import Slot, slots_for
 from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.words import left_lines, parameter_lines, start_in_words
@@ -65,7 +64,7 @@ def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None 
     console = Console(stderr=True)
     link_needed(plan)
     loaded = load(plan)
-    console.say(*left_lines(reused_of(loaded)["runs"], len(loaded.results), len(loaded.state.needed)))
+    console.say(*left_lines(reused_runs(loaded), len(loaded.results), len(loaded.state.needed)))
     parameters = "\n".join(parameter_lines(plan)) if plan.experiment.command is None else ""
     if slurm is not None:
         console.say(parameters)
@@ -109,7 +108,4 @@ def train(plan: Plan, slots: Sequence[Slot], until: Callable[[Results], bool] | 
 
 def write(plan: Plan) -> None:
     """Write the report of an experiment, and print it."""
-    report, page = write_report(load(plan))
-    console = Console()
-    show_report(report, console)
-    console.say(f"Written: {page}")
+    show_written(report_of(load(plan)))

@@ -21,6 +21,7 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import REPORT, Plan
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.programs import program_of
+from lightning_llm.ablate.report.from_stream import idea_lines, stream_report
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.slots import slots_for
@@ -41,7 +42,6 @@ from lightning_llm.ablate.stream import (
     verdict_of,
     write_current,
 )
-from lightning_llm.ablate.stream_report import lines_of, write_stream_report
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ideas import First, Ideas, ideas_of, patch_lines, patch_of
 from lightning_llm.cli.ablate_variants import add_command, add_variants
@@ -233,7 +233,7 @@ def _finish_orphan(stream: Stream, ideas: Ideas, options: argparse.Namespace, le
     if not is_out_of_runs and not is_settled(plan, results):
         raise ValueError(f"--budget {options.budget} is used up: {command} continues {plan.out.name} with more")
     store_verdict(plan, verdict_of(plan, results, stopped=BASELINE_FAILED))
-    ablate_run.say(lines_of(Stream.read(stream.out).verdicts[-1]))
+    ablate_run.say(idea_lines(Stream.read(stream.out).verdicts[-1]))
 
 
 def _end(stream: Stream, plan: Plan, verdict: Verdict, options: argparse.Namespace) -> int:
@@ -248,10 +248,10 @@ def _say(stream: Stream, verdict: Verdict, options: argparse.Namespace) -> int:
     if options.json:
         print(json_text({**msgspec.to_builtins(verdict), "patch": None if patch is None else str(patch)}), flush=True)
     else:
-        Console().say(*lines_of(verdict), *patch_lines(stream, patch, verdict))
+        Console().say(*idea_lines(verdict), *patch_lines(stream, patch, verdict))
     try:
         write_current(stream)
-        write_stream_report(stream)
+        stream_report(stream).write(stream.out)
     except OSError as error:  # the verdict is stored
         ablate_run.say([f"{stream.out / REPORT} was not written: {reason_of(error)}"])
     return 0 if verdict.is_adopted else NOT_ADOPTED

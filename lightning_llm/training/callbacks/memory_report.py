@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_llm.io.charts import canvas
@@ -22,7 +21,6 @@ from lightning_llm.measure.timeline import CATEGORIES, MemorySample, Timeline
 FOLDER = "memory"  # of a run, with the files of the steps that were sampled
 LARGEST = 1 << 30  # bytes of such a file
 MOST_MODULES = 20  # that differ between runs, in a table
-WIDEST = 28  # characters of a column of such a table; a longer name takes several lines
 POINTS = {"peak": "At the peak of step {}", "saved": "Saved by forward when the last backward of step {} begins"}
 REST = "all others"
 LABEL_WIDTH, LABEL_HEIGHT = 0.13, 0.03  # of a label of a phase, as shares of the width of the plot
@@ -103,37 +101,30 @@ def _files_of(run: Path) -> dict[int, Path]:
     return {number: path for path, number in numbers.items() if number is not None}
 
 
-def difference(reports: Mapping[str, Report], point: str, step: int) -> Table:
-    """A table of categories, then of modules (those that differ, most first), with the difference from the first.
+def difference(points: Mapping[str, Report]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of a table: categories, then modules that differ, most first, with differences from the first.
 
     Args:
-        reports: By the name of what is compared.
-        point: One of ``POINTS``.
-        step: The number of the step.
+        points: Live bytes at a point of the step, by the name of what is compared.
     """
-    table = Table(Column("MiB", no_wrap=True), title=POINTS[point].format(step), title_justify="left")
-    first, *others = reports
-    table.add_column(escape(first), justify="right", overflow="fold", max_width=WIDEST)
+    first, *others = points
+    head = ["MiB", first]
     for name in others:
-        table.add_column(escape(name), justify="right", overflow="fold", max_width=WIDEST)
-        table.add_column("difference" if len(others) == 1 else f"{name} - {first}", justify="right", no_wrap=True)
-    points = [report[point] for report in reports.values()]
+        head += [name, "difference" if len(others) == 1 else f"{name} - {first}"]
+    rows = []
     for category in CATEGORIES:
-        sizes = [one["by_kind"].get(category, 0) for one in points]
+        sizes = [one["by_kind"].get(category, 0) for one in points.values()]
         if any(sizes):
-            table.add_row(NAMES.get(category, category), *_with_differences(sizes))
-    table.add_section()
-    modules = dict.fromkeys(name for one in points for name in one["by_module"])
-    sizes_of = {name: [one["by_module"].get(name, 0) for one in points] for name in modules}
+            rows.append([NAMES.get(category, category), *_with_differences(sizes)])
+    modules = dict.fromkeys(name for one in points.values() for name in one["by_module"])
+    sizes_of = {name: [one["by_module"].get(name, 0) for one in points.values()] for name in modules}
     ordered = sorted(sizes_of, key=lambda name: (-_spread(sizes_of[name]), name))
     shown = [name for name in ordered if _spread(sizes_of[name])][:MOST_MODULES]
-    for name in shown:
-        table.add_row(escape(name), *_with_differences(sizes_of[name]))
+    rows += [[name, *_with_differences(sizes_of[name])] for name in shown]
     rest = [sum(sizes_of[name][place] for name in ordered[len(shown) :]) for place in range(len(points))]
-    table.add_row(REST, *_with_differences(rest))
-    table.add_section()
-    table.add_row("all", *_with_differences([one["bytes"] for one in points]))
-    return table
+    rows.append([REST, *_with_differences(rest)])
+    rows.append(["all", *_with_differences([one["bytes"] for one in points.values()])])
+    return head, rows
 
 
 def _with_differences(sizes: Sequence[int]) -> list[str]:

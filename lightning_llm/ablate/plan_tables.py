@@ -1,4 +1,4 @@
-"""The tables on the screen: what an experiment will find and what it takes, and what it has found. No torch."""
+"""What an experiment will find, and what it takes: the tables before its first run. No torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from lightning_llm.ablate.experiment import LOOKS, Experiment
 from lightning_llm.ablate.history import Earlier, Spread, spread_of
 from lightning_llm.ablate.names import NULL
 from lightning_llm.ablate.plan import Plan
-from lightning_llm.io.console import Console, folded, room
+from lightning_llm.io.console import Console
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import EQUIVALENT, FEWEST, UNDECIDED, Design
@@ -96,18 +96,6 @@ def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
     console.say(f"About {total} of training steps at most, {caveat}, start or measurement of cost{more}.")
 
 
-def show_table(rows: Sequence[Sequence[str]], head: Sequence[str], lines: Sequence[str], console: Console) -> None:
-    """Print a table in which only the first column is folded, and lines below it: of a ladder, or of a stream."""
-    first, *rest = head
-    columns = [Column(title, no_wrap=True) for title in rest]
-    table = Table(Column(first, overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
-    width = room(console.width, zip(rest, *(cells for _, *cells in rows), strict=True))
-    for name, *cells in rows:
-        table.add_row(folded(name, width), *cells)
-    console.print(table)
-    console.say(*lines)
-
-
 def runs_of(experiment: Experiment, expected: Outlook) -> int:
     """How many runs an experiment takes on average, if all variants have the same true difference."""
     variants = len(experiment.variants)
@@ -146,28 +134,3 @@ def _delta_for(design: Design, spread: float) -> float:
         expected = outlook(Design(design.alpha, design.looks, middle, design.half_width), 0.0, spread)
         low, high = (low, middle) if expected.probabilities[EQUIVALENT] >= ENOUGH else (middle, high)
     return high
-
-
-def show_report(report: Mapping[str, Any], console: Console) -> None:
-    """Print a report on one screen: a table in which only names are folded, and a sentence for each variant."""
-    state = "ended" if report["has_ended"] else "has not ended"
-    about = f"{report['name']}: {words.metric_of(report)}, {state}; plan {report['plan'][:12]}"
-    compared = "; ".join(f"{name}: {what}" for name, what in words.compared(report).items())
-    console.say(about, compared)
-    show_verdicts(report, [*words.tuning_lines(report), *words.cost_lines(report)], console)
-
-
-def show_verdicts(report: Mapping[str, Any], more: Sequence[str], console: Console) -> None:
-    """Print what a report has found: the table of verdicts, noise, and a sentence for each variant.
-
-    Args:
-        report: As of ``report_of``.
-        more: Lines between noise and sentences.
-        console: Where to.
-    """
-    console.say(*words.design_lines(report))
-    share = words.together(report)
-    all_hold = [words.simultaneous(share)] if share else []
-    head, rows = words.verdict_table(report)
-    lines = (*all_hold, *words.noise_lines(report), *more, "")
-    show_table(rows, head, [*lines, *words.verdict_lines(report)], console)  # what was found is last, where the eye is
