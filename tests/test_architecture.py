@@ -39,6 +39,7 @@ LAYERS = (
     ("training",),
     ("same", "ablate"),
     ("cli",),
+    ("experiment",),
     ("__main__",),
 )
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")

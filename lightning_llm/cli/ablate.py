@@ -30,7 +30,7 @@ from lightning_llm.ablate.plan_tables import show_outlays, show_outlook, show_pl
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
 from lightning_llm.ablate.report.from_experiment import report_of
-from lightning_llm.ablate.report.from_sizes import ladder_report
+from lightning_llm.ablate.report.from_folder import report_in
 from lightning_llm.ablate.report.from_stream import stream_report
 from lightning_llm.ablate.report.report import add_format, show_written
 from lightning_llm.ablate.results import load_experiment
@@ -360,14 +360,9 @@ def _report(options: argparse.Namespace) -> None:
         if options.final:
             finish(stream)
         write_current(stream)
-        report = stream_report(stream)
     elif options.final:
         raise ValueError(f"--final ends a stream of ideas, and {options.folder} is none: leave it out")
-    elif (options.folder / LADDER).exists():
-        report = ladder_report(*read_ladder(options.folder))
-    else:
-        report = report_of(load_experiment(options.folder))
-    show_written(report, options.format)
+    show_written(report_in(options.folder), options.format)
 
 
 def _work(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 
 from lightning_llm.ablate.report.record import ReportRecord, Row
 from lightning_llm.ablate.report.sections import Figure, Table, document_of, verdict_table
+from lightning_llm.ablate.report.template import TEMPLATE
 from lightning_llm.io.atomic import atomic_file, write_text
 from lightning_llm.io.charts import canvas, svg
 from lightning_llm.io.console import Console, folded, room
@@ -21,7 +22,6 @@ from lightning_llm.io.untrusted import printable
 WIDTH = 9.2  # inches of a figure
 NARROWEST = 16  # characters of a first column: optional columns give way before it gets fewer
 FIGURE_FORMATS = ("svg", "png")
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
 CSV_COLUMNS = (
     *("variant", "baseline", "kind", "size", "metric", "unit", "pairs", "baseline_mean", "mean", "difference"),
     *("low", "high", "level", "p_adjusted", "sd", "correlation", "verdict", "direction", "against_delta", "sentence"),
@@ -96,7 +96,7 @@ def _template() -> Any:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["printable"] = lambda value: printable(str(value))
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return environment.from_string(TEMPLATE.lstrip())
 
 
 def _kind_of(part: object) -> str:
