@@ -76,7 +76,7 @@ class Verdicts(Mapping[str, Verdict]):
         Args:
             console: Where to.
         """
-        console.say(self.report["title"])
+        console.print_lines(self.report["title"])
         show_verdicts(self.report, self.report["lines"], console)
 
     @property

@@ -19,11 +19,11 @@ from rich.table import Table
 from lightning_llm.ablate import comparison
 from lightning_llm.ablate.comparison import METRICS, Comparison, Effect, Group
 from lightning_llm.ablate.words import pairs_in_words, parameter_excess, saved_in_words, simultaneous
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.statistics.verdict import Verdict
-from lightning_llm.training.callbacks.memory_report import POINTS, Report, difference, last_reports
+from lightning_llm.training.callbacks.memory_breakdown import POINTS, Breakdown, difference, last_breakdowns
 from lightning_llm.training.metrics import BITS, RECALL, VAL_LOSS
 
 MOST_COLUMNS = 5  # of options; more are combined in one
@@ -36,7 +36,7 @@ TENSORS_ONLY = (
     "allocator, over the whole run."
 )
 ADJUSTED = "Intervals and p are adjusted for {} comparisons. {}"
-Memory = tuple[int, Mapping[str, Report]]  # a step, and its report of each group, by the group's name
+Memory = tuple[int, Mapping[str, Breakdown]]  # a step, and its report of each group, by the group's name
 
 
 def _options(parser: OneLineParser) -> None:
@@ -49,7 +49,7 @@ def _options(parser: OneLineParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the groups and effects to this file")
 
 
-@tool(_options)
+@subcommand(_options)
 def run_compare(options: argparse.Namespace) -> None:
     """Compare loss, time, and peak memory across finished runs, grouped by the options that differ.
 
@@ -184,7 +184,7 @@ def print_effects(groups: Sequence[Group], effects: Sequence[Sequence[Effect]], 
 
 def _memory(groups: Sequence[Group]) -> Memory:
     first_runs = {group.name: Path(group.runs[0]) for group in groups if group.runs}
-    step, reports = last_reports(list(first_runs.values()))
+    step, reports = last_breakdowns(list(first_runs.values()))
     return step, {name: reports[run] for name, run in first_runs.items() if run in reports}
 
 
