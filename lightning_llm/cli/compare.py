@@ -27,7 +27,7 @@ def _options(parser: OneLineParser) -> None:
     add_format(parser)
 
 
-@tool(_options)
+@subcommand(_options)
 def run_compare(options: argparse.Namespace) -> None:
     """Compare loss, time, and peak memory across finished runs, grouped by the options that differ.
 
