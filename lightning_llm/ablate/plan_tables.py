@@ -100,7 +100,7 @@ def show_cost_estimates(cost_estimates: Mapping[str, Any], console: Console) -> 
     console.print_lines(f"About {total} of training steps at most, {caveat}, start or measurement of cost{more}.")
 
 
-def runs_of(experiment: Experiment, expected: Outlook) -> int:
+def runs_of(experiment: Experiment, expected: PowerAnalysis) -> int:
     """How many runs an experiment takes on average, if all variants have the same true difference."""
     variants = len(experiment.variants)
     first = experiment.null_runs

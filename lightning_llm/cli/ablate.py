@@ -26,7 +26,7 @@ from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.names import PLAN, STREAM
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.plan import Plan
-from lightning_llm.ablate.plan_tables import show_outlays, show_outlook, show_plan
+from lightning_llm.ablate.plan_tables import show_cost_estimates, show_plan, show_power_analysis
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
 from lightning_llm.ablate.report.from_experiment import report_of
@@ -350,7 +350,7 @@ def _status(options: argparse.Namespace) -> None:
     taken = len(claims.claimed(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
     progress = f"; {progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
-    console.say(f"{options.folder}: {runs}{progress}")
+    console.print_lines(f"{options.folder}: {runs}{progress}")
     report_of(loaded, with_curves=False).show(console)
 
 

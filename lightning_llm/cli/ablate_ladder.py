@@ -23,7 +23,7 @@ from lightning_llm.ablate.ladder import (
 )
 from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import Plan
-from lightning_llm.ablate.plan_tables import show_outlays
+from lightning_llm.ablate.plan_tables import show_cost_estimates
 from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for, tuned_factors
 from lightning_llm.ablate.report.report import show_written
 from lightning_llm.ablate.results import load_experiment

@@ -64,7 +64,7 @@ def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None 
     console = Console(stderr=True)
     link_needed(plan)
     loaded = load(plan)
-    console.say(*left_lines(reused_runs(loaded), len(loaded.results), len(loaded.state.needed)))
+    console.print_lines(*left_lines(reused_runs(loaded), len(loaded.results), len(loaded.state.needed)))
     parameters = "\n".join(parameter_lines(plan)) if plan.experiment.command is None else ""
     if slurm is not None:
         console.print_lines(parameters)

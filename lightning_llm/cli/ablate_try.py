@@ -235,7 +235,7 @@ def _finish_orphan(stream: Stream, ideas: Ideas, options: argparse.Namespace, le
     if not is_out_of_runs and not is_settled(plan, results):
         raise ValueError(f"--budget {options.budget} is used up: {command} continues {plan.out.name} with more")
     store_verdict(plan, verdict_of(plan, results, stopped=BASELINE_FAILED))
-    ablate_run.say(idea_lines(Stream.read(stream.out).verdicts[-1]))
+    ablate_run.print_notes(idea_lines(Stream.read(stream.out).verdicts[-1]))
 
 
 def _end(stream: Stream, plan: Plan, verdict: Verdict, options: argparse.Namespace) -> int:
@@ -250,7 +250,7 @@ def _print_verdict(stream: Stream, verdict: Verdict, options: argparse.Namespace
     if options.json:
         print(json_text({**msgspec.to_builtins(verdict), "patch": None if patch is None else str(patch)}), flush=True)
     else:
-        Console().say(*idea_lines(verdict), *patch_lines(stream, patch, verdict))
+        Console().print_lines(*idea_lines(verdict), *patch_lines(stream, patch, verdict))
     try:
         write_current(stream)
         stream_report(stream).write(stream.out)

@@ -35,20 +35,20 @@ CSV_COLUMNS = (
 def show(report: ReportRecord, console: Console) -> None:
     """Print a report: what was found comes last, where the eye is."""
     document = document_of(report)
-    console.say(document.title)
+    console.print_lines(document.title)
     _print_parts(document.about, console)
     for section in document.sections:
         _print_parts(section.parts, console)
-    console.say("")
+    console.print_lines("")
     _print_parts(document.found.parts, console)
 
 
 def _print_parts(parts: Sequence[Any], console: Console) -> None:
     for part in parts:
         if isinstance(part, str):
-            console.say(part)
+            console.print_lines(part)
         elif isinstance(part, Table) and part.is_text and not part.is_detail:
-            console.say(*(f"{name}: {what}" for name, what, *_ in part.rows))
+            console.print_lines(*(f"{name}: {what}" for name, what, *_ in part.rows))
         elif isinstance(part, Table) and not part.is_detail:
             print_table(part, console)
 

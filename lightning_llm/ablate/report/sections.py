@@ -14,7 +14,7 @@ from lightning_llm.ablate.report import figures, words
 from lightning_llm.ablate.report.record import ReportRecord, Row
 from lightning_llm.ablate.words import milliseconds, percent, signed, tested_in_words
 from lightning_llm.io.units import MIB, shown_duration
-from lightning_llm.training.callbacks.memory_report import POINTS, difference
+from lightning_llm.training.callbacks.memory_breakdown import POINTS, difference
 from lightning_llm.training.metrics import METRICS, RECALL
 
 WIDEST = 28  # characters of a column of memory; longer names stand above the table

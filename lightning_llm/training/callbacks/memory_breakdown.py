@@ -101,7 +101,7 @@ def _files_of(run: Path) -> dict[int, Path]:
     return {number: path for path, number in numbers.items() if number is not None}
 
 
-def difference(points: Mapping[str, Report]) -> tuple[list[str], list[list[str]]]:
+def difference(points: Mapping[str, Breakdown]) -> tuple[list[str], list[list[str]]]:
     """Titles and rows of a table: categories, then modules that differ, most first, with differences from the first.
 
     Args:
