@@ -126,20 +126,15 @@ def document_of(report: ReportRecord) -> Document:
 def verdict_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
     """The table of comparisons, with a column for each thing in which rows differ."""
     has_sizes = any(row.size is not None for row in rows)
-    metrics = {row.metric for row in rows}
-    has_metrics = len(metrics) > 1 or not metrics <= {report.metric}
     are_pairs = all(row.runs_of_sides is None for row in rows)
     has_multiplier = any(row.multiplier is not None for row in rows)
     interval = f"{percent(report.level)} interval"
-    head = ["variant", *(["size"] if has_sizes else []), *(["metric"] if has_metrics else [])]
+    head = ["variant", *(["size"] if has_sizes else [])]
     head += ["pairs" if are_pairs else "runs", "difference", interval, P_ADJUSTED, "verdict"]
     head += ["× compute"] if has_multiplier else []
     cells = []
     for row in rows:
-        titles = [row.label, *([row.size or "–"] if has_sizes else [])]
-        if has_metrics:
-            metric = METRICS.get(row.metric)
-            titles.append(row.metric if metric is None else f"{metric.title}, {metric.unit}")
+        titles = [words.title_of(report, row), *([row.size or "–"] if has_sizes else [])]
         times = "–" if row.multiplier is None else f"{row.multiplier:.2f}"
         cells.append([*titles, *_cells(row), *([times] if has_multiplier else [])])
     if all(row.p_adjusted is None for row in rows) and any(row.is_tested for row in rows):
