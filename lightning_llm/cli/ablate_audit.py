@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lightning_llm.ablate.audit import audit, lines_of
+from lightning_llm.ablate.log_audit import audit, lines_of
 from lightning_llm.io.atomic import json_text
 from lightning_llm.io.console import Console
 

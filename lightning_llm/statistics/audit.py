@@ -4,9 +4,9 @@ Such a loop runs one change after another, each once, and keeps a change if its 
 bar is a single run that was lucky, and is never measured again. Without a repeated run, nothing about a single step can
 be tested; what chance does over the whole log can be calculated.
 
-With ``n`` useless tries of any continuous noise, the try at place ``t`` is the lowest of ``t + 1`` runs with probability
-``1 / (t + 1)``, independently of the others (records: Rényi 1962). Hence the number of keeps; and the lowest run is the
-smallest of ``n + 1``.
+With ``n`` useless tries of any continuous noise, the try at place ``t`` is the lowest of ``t + 1`` runs with
+probability ``1 / (t + 1)``, independently of the others (records: Rényi 1962). Hence the number of keeps; and the
+lowest run is the smallest of ``n + 1``.
 """
 
 import dataclasses

@@ -8,6 +8,7 @@ formulas.
 import dataclasses
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ class Audit:
         reruns: Names of code that ran several times.
         suspects: Descriptions that speak of the seed or of the evaluation.
         has_status: Whether the log says what was kept.
+        has_code: Whether it names the code of each run.
+        missing: Numbers of runs that the log leaves out.
     """
 
     source: str
@@ -104,6 +107,8 @@ class Audit:
     reruns: list[str]
     suspects: list[str]
     has_status: bool
+    has_code: bool
+    missing: int
 
     def __str__(self) -> str:
         return "\n".join(lines_of(self))
@@ -142,7 +147,20 @@ def audit(file: str | Path, *, metric: str | None = None, noise: float | None = 
     if len(known) < 2:
         count = "no run" if not known else "one run"
         raise ValueError(f"{table.source} has {count} with a value in {shown(name)}: an audit needs two or more")
-    return _audit(table.source, name, sign, runs, noise, has_status=has_status)
+    found = _audit(table.source, name, sign, runs, noise, has_status=has_status)
+    return dataclasses.replace(found, has_code=_column(table, CODE) is not None, missing=_missing(table))
+
+
+def _missing(table: Table) -> int:
+    """How many numbers of runs are left out, if the log numbers them."""
+    place = _column(table, PLACE)
+    if place is None:
+        return 0
+    texts = [text_of(row[place]) for row in table.rows]
+    if not all(text.isascii() and text.isdecimal() for text in texts) or len({*texts}) < len(texts):
+        return 0
+    numbers = [int(text) for text in texts]
+    return max(numbers) - min(numbers) + 1 - len(numbers)
 
 
 def _metric_column(table: Table, metric: str | None) -> str:
@@ -185,13 +203,10 @@ def _runs(table: Table, metric: str, sign: float) -> tuple[list[Try], bool]:
     code, status, description = (_column(table, names) for names in (CODE, STATUS, DESCRIPTION))
     place_at = _column(table, PLACE)
     runs: list[Try] = []
-    best = math.inf
     for number, (place, row) in enumerate(zip(table.places, table.rows, strict=True), 1):
         said = "" if status is None else text_of(row[status]).lower()
         value = None if said in FAILED else _value(table, row[value_at], place, metric, sign)
-        is_better = value is not None and value < best
-        is_kept = is_better if status is None else said in KEPT and value is not None
-        best = min(best, value) if is_kept and value is not None else best
+        is_kept = said in KEPT and value is not None
         own = "" if code is None else text_of(row[code])
         named = own or (f"run {text_of(row[place_at])}" if place_at is not None else f"run {number}")
         runs.append(Try(named, value, is_kept, "" if description is None else text_of(row[description])))
@@ -228,9 +243,10 @@ def _audit(
     steps: list[Step] = []
     keeps = unlike_rule = 0
     for run, value in later:
-        keeps += run.is_kept
-        unlike_rule += run.is_kept != (value < best)
-        if run.is_kept and value < best:
+        is_kept = run.is_kept if has_status else value < best
+        keeps += is_kept
+        unlike_rule += is_kept != (value < best)
+        if is_kept and value < best:
             steps.append(Step(run.name, best - value))
             best, best_name = value, run.name
     if not later:
@@ -255,6 +271,8 @@ def _audit(
         reruns=reruns,
         suspects=[run.description for run in runs if COMPARED.search(run.description)],
         has_status=has_status,
+        has_code=False,
+        missing=0,
     )
 
 
@@ -263,13 +281,8 @@ def _audit(
 
 def lines_of(found: Audit) -> list[str]:
     """What a log shows, and what it does not, in sentences."""
-    return [
-        *_tries_lines(found),
-        *_keeps_lines(found),
-        *_gain_lines(found),
-        *_doubt_lines(found),
-        *_advice_lines(found),
-    ]
+    parts = (_tries_lines, _keeps_lines, _gain_lines, _doubt_lines, _advice_lines)
+    return [line for part in parts for line in part(found)]
 
 
 def _tries_lines(found: Audit) -> Iterator[str]:
@@ -281,6 +294,9 @@ def _tries_lines(found: Audit) -> Iterator[str]:
     )
     if not found.has_status:
         yield "The log does not say what was kept: a try counts as kept if it is better than all before it."
+    if found.missing:
+        missing = _count(found.missing, "number is", "numbers are")
+        yield f"{missing} missing, so there were more tries than the log shows, and chance keeps more than said here."
     if found.unlike_rule:
         others = _count(found.unlike_rule, "try was", "tries were")
         yield f"{others} decided otherwise than by being better than the best before, so chance may keep more."
@@ -291,7 +307,7 @@ def _keeps_lines(found: Audit) -> Iterator[str]:
     yield (
         f"{_count(keeps, 'keep', 'keeps')}; without any true gain, {_count(found.tries, 'try gives', 'tries give')} "
         f"{by_chance.mean:.1f} on average, and at most {by_chance.most} in 95% of logs, if the bar is the best run and "
-        f"is never measured again. If the baseline is trained again for each try, chance keeps half of the useless ones."
+        f"is never measured again. Where the baseline is trained again for each try, chance keeps half of them."
     )
     if keeps > by_chance.most:
         p = "below 0.0001" if by_chance.p < 1e-4 else f"{by_chance.p:.2g}"
@@ -317,8 +333,8 @@ def _gain_lines(found: Audit) -> Iterator[str]:
     )
     if found.noise is None:
         yield (
-            "No code ran twice, so this standard deviation is not known, and nothing about a single step can be tested. "
-            "If you know it: --noise SD."
+            "No code ran twice, so this standard deviation is not known, and nothing about a single step can be "
+            "tested. If you know it: --noise SD."
         )
         return
     noise = found.noise
@@ -328,7 +344,8 @@ def _gain_lines(found: Audit) -> Iterator[str]:
         return
     low, high = noise.interval
     repeated = _count(len(found.reruns), "code that ran several times", "codes that ran several times")
-    yield f"Noise, from {repeated}: {noise.sd:.4g} (95% interval {low:.4g} to {high:.4g}). It is taken to be that of all code."
+    within = f"(95% interval {low:.4g} to {high:.4g})"
+    yield f"Noise, from {repeated}: {noise.sd:.4g} {within}, taken to be that of all code."
     for sd in (low, noise.sd, high):
         yield from _at_noise(found, sd)
 
@@ -358,14 +375,20 @@ def _doubt_lines(found: Audit) -> Iterator[str]:
 
 
 def _advice_lines(found: Audit) -> Iterator[str]:
-    first, last = printable(found.first_name), printable(found.last_name)
-    if found.last_name == found.first_name:
+    first, last = found.first_name, found.last_name
+    if last == first:
         return
     error = math.sqrt(2 / RUNS)
     yield (
-        f"Cheap and conclusive: {RUNS} new runs each of the first and of the last kept code, {first} and {last}. Their "
-        f"difference has no bias, and an error of {error:.2f} standard deviations of one run. With a command that takes "
-        f"a seed: lightning-llm ablate run --command '… {{seed}}' --revisions {first} {last} --pairs {RUNS}"
+        f"Cheap and conclusive: {RUNS} new runs each of the first and of the last kept code, {printable(first)} and "
+        f"{printable(last)}. Their difference has no bias, and an error of {error:.2f} standard deviations of one run."
+    )
+    revisions = "FIRST LAST"
+    if found.has_code and not any(name.startswith("-") for name in (first, last)):
+        revisions = f"{shlex.quote(printable(first))} {shlex.quote(printable(last))}"
+    yield (
+        "In the repository, with a command that takes a seed: lightning-llm ablate run "
+        f"--command '… {{seed}}' --revisions {revisions} --pairs {RUNS}"
     )
 
 
