@@ -240,7 +240,14 @@ def _documents(value: Any, name: str) -> Iterable[str]:
 _EVALUATION: Schema = open_record(
     {"model": TEXT, "context": whole(2), "stride": whole(1), "tokens_sha256": SHA256, "documents": _documents}
 )
-_EVALUATIONS = open_record({"models": list_of(_EVALUATION)})
+
+
+def _evaluations(value: Any, name: str) -> Iterable[str]:
+    """Schema of several evaluations: at least one."""
+    return [f"{name} is empty"] if value == [] else list_of(_EVALUATION)(value, name)
+
+
+_EVALUATIONS = open_record({"models": _evaluations})
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
@@ -369,7 +376,8 @@ def _compared(baseline: Evaluation, model: Evaluation, alpha: float) -> ModelCom
     nats = [[score.nats for score in side] for side in sides]
     for side, evaluation in zip(nats, (baseline, model), strict=True):
         if count := sum(not math.isfinite(value) for value in side):
-            notes.append(f"Not compared: the loss of {evaluation.model} is NaN or infinite in {count} documents.")
+            where = f"in {count} of {len(pairs)} documents"
+            notes.append(f"Not compared: the loss of {evaluation.model} is NaN or infinite {where}.")
             return comparison
     sizes = {LOSS: [[score.tokens for score in side] for side in sides]}
     sizes[BITS] = [[score.bytes for score in side] for side in sides]

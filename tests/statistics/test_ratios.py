@@ -1,4 +1,4 @@
-"""Differences of ratios: against the paired t test, the delete-one jackknife, a direct formula, and simulated truths."""
+"""Differences of ratios: against the paired t test, the delete-one jackknife, a direct formula, and simulations."""
 
 import numpy as np
 import pytest
