@@ -83,7 +83,8 @@ def compare_ratios(
         ratios.append(ratio)
         residuals += sign * (y - ratio * x) / x.mean()
         largest = max(largest, float(np.abs(y).max() / x.mean()))
-        effective_units = min(effective_units, float(x.sum() ** 2 / (x @ x)))
+        effective = round(float(x.sum() ** 2 / (x @ x)), 9)  # 4 units of one size are 4, and not 3.9999999999999996
+        effective_units = min(effective_units, effective)
     difference = ratios[1] - ratios[0]
     if units < 2 or float(np.abs(residuals).max()) <= ROUNDING * largest:
         return Ratios(difference, units, effective_units, None)

@@ -75,3 +75,9 @@ def test_few_units_of_unequal_sizes_are_doubtful(sizes, is_doubtful):
     assert found.is_doubtful == is_doubtful
     variation = np.std(sizes, ddof=1) / np.mean(sizes) / len(sizes) ** 0.5
     assert (variation > 0.1) == is_doubtful
+
+
+@pytest.mark.parametrize("size", [0.1, 0.7, 123456789.0, 94906267.0])
+def test_units_of_one_size_count_in_full(size):
+    found = [compare_ratios(range(n), [size] * n, range(1, n + 1), [size] * n).effective_units for n in range(2, 40)]
+    assert found == list(range(2, 40))
