@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.data.corpora import Corpus, open_corpus
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.progress import progress_bar
@@ -47,7 +47,7 @@ def _evaluate_options(parser: OneLineParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
 
 
-@tool(_evaluate_options, RuntimeError)
+@subcommand(_evaluate_options, RuntimeError)
 def run_evaluate(options: argparse.Namespace) -> None:
     """Measure loss, perplexity, and bits per byte of models on texts, and compare them document by document.
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.stdio import print_data
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.standard_streams import print_data
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import prefixed, read_text
@@ -51,7 +51,7 @@ def _generate_options(parser: OneLineParser) -> None:
     add("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
 
 
-@tool(_generate_options, RuntimeError)
+@subcommand(_generate_options, RuntimeError)
 def run_generate(options: argparse.Namespace) -> None:
     """Continue a prompt with a trained model."""
     if options.num_samples < 1:

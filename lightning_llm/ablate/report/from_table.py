@@ -1,32 +1,25 @@
-"""A verdict on losses that the user has already: the statistics, words, and plot of ``ablate`` without its runs."""
+"""The report of a table of losses that somebody has already: the same rows and sentences, without runs."""
 
-import dataclasses
-import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_llm.ablate import plots, words
-from lightning_llm.ablate.screen import show_verdicts
+from lightning_llm.ablate.names import NEGATED
+from lightning_llm.ablate.report.record import VERSION, Mean, Pair, Variant, row_of
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.ablate.table import LOSS, BySeed, Losses, Seed, listed, losses_of, number_of, table_of
-from lightning_llm.io.atomic import atomic_file
-from lightning_llm.io.charts import WIDTH, canvas
-from lightning_llm.io.console import Console
 from lightning_llm.io.untrusted import shown
 from lightning_llm.statistics import verdict as rule
 from lightning_llm.statistics.design import FEWEST
 from lightning_llm.statistics.verdict import Sample, Verdict
 
-VERSION = 1  # of ``to_dict``
 # The sign-flip test takes a millisecond per pair from 21 pairs on.
 MOST_RUNS = 10_000
-COLUMNS = 100  # of the text
-PLOTS = ("png", "svg", "pdf")
 FIXED = "The intervals hold if the number of seeds was fixed before any loss was seen."
 UNPAIRED = "Planned as unpaired (Welch's t test). Choosing it after seeing the losses makes false findings more likely."
+SOURCE = "losses"  # in messages about an argument
 
 
 class Frame(Protocol):
@@ -40,103 +33,6 @@ class Frame(Protocol):
         """Its rows, for ``records``."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Verdicts(Mapping[str, Verdict]):
-    """Verdicts on variants, by their names. Printing it prints a table, and a sentence for each variant.
-
-    Attributes:
-        verdicts: The numbers of each variant, as ``ablate`` has them.
-        report: What words, table, and plot are made of, with the fields of ``report.json``.
-    """
-
-    verdicts: dict[str, Verdict]
-    report: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Verdict:
-        if name not in self.verdicts:
-            raise KeyError(f"{name!r} is none of the variants {listed(self.verdicts)}")
-        return self.verdicts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.verdicts)
-
-    def __len__(self) -> int:
-        return len(self.verdicts)
-
-    def __str__(self) -> str:
-        file = io.StringIO()
-        self.show(Console(file=file, width=COLUMNS))
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-
-    __repr__ = __str__
-
-    def show(self, console: Console) -> None:
-        """Print the table and the sentences.
-
-        Args:
-            console: Where to.
-        """
-        console.say(self.report["title"])
-        show_verdicts(self.report, self.report["lines"], console)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per variant with its main numbers, such as for ``pandas.DataFrame``."""
-        rows = []
-        for name, found in self.verdicts.items():
-            low, high = found.interval or (None, None)
-            runs = dict(zip(("baseline_runs", "runs"), self.report["variants"][name]["runs"], strict=True))
-            numbers = {"difference": found.difference, "low": low, "high": high, "p_adjusted": found.p_adjusted}
-            said = {"verdict": found.verdict, "sentence": found.sentence}
-            rows.append({"variant": name, **runs, **numbers, **said})
-        return rows
-
-    def to_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON: settings, and those of each variant."""
-        fields = ("metric", "baseline", "delta", "alpha", "unpaired", "seeds", "interval")
-        of_row = [field.name for field in dataclasses.fields(Verdict)] + ["runs", "by_seed"]
-        rows = self.report["variants"]
-        variants = {name: {field: row[field] for field in of_row} for name, row in rows.items()}
-        return {"version": VERSION, **{field: self.report[field] for field in fields}, "variants": variants}
-
-    def to_markdown(self) -> str:
-        """The table in Markdown."""
-        head, rows = words.verdict_table(self.report)
-        lines = [head, ["---"] * len(head), *rows]
-        return "\n".join(f"| {' | '.join(map(_in_markdown, line))} |" for line in lines)
-
-    def to_latex(self) -> str:
-        """The table in LaTeX; it needs the package booktabs."""
-        head, rows = words.verdict_table(self.report)
-        first, *others = (f"{' & '.join(map(_in_latex, line))} \\\\" for line in (head, *rows))
-        begin = f"\\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}"
-        end = "\\end{tabular}"
-        return "\n".join([begin, "\\toprule", first, "\\midrule", *others, "\\bottomrule", end])
-
-    def plot(self, path: str | Path | None = None) -> Any:
-        """Plot the differences with their intervals.
-
-        Args:
-            path: Where to write the plot, as PNG, SVG, or PDF; ``None``: nowhere.
-
-        Returns:
-            A ``matplotlib.figure.Figure``.
-
-        Raises:
-            ValueError: The file's name has another ending.
-        """
-        ending = None if path is None else Path(path).suffix.removeprefix(".").lower()
-        if ending is not None and ending not in PLOTS:
-            raise ValueError(f"{path}: a plot must end with {', '.join(f'.{known}' for known in PLOTS)}")
-        with canvas(WIDTH, 1.3 + 0.55 * len(self), style={"text.parse_math": False}) as axes:
-            plots.forest(axes[0], self.report)
-            figure = axes[0, 0].figure
-            if path is not None:
-                with atomic_file(Path(path)) as file:
-                    figure.savefig(file, format=ending)
-        return figure
-
-
 def verdict(
     losses: Mapping[str, Any] | Frame,
     *,
@@ -145,7 +41,7 @@ def verdict(
     delta: float | None = None,
     alpha: float = 0.05,
     unpaired: bool = False,
-) -> Verdicts:
+) -> Report:
     """Compare variants with a baseline by the losses of their runs: is each one better, and how certain is that?
 
     Runs with the same seed are pairs, and the t test is paired, whatever their correlation. The variants share
@@ -183,39 +79,65 @@ def verdict_of(
     delta: float | None = None,
     alpha: float = 0.05,
     unpaired: bool = False,
-) -> Verdicts:
+) -> Report:
     """Compare the variants of a table of losses. Arguments and errors as of :func:`verdict`."""
     seeds, sides = _sides(losses, baseline, unpaired)
     base = sides.pop(baseline)
     samples = {name: Sample(base, side, is_paired=not unpaired) for name, side in sides.items()}
     found = rule.verdicts(samples, delta=delta, alpha=alpha)
-    rows = {name: _row(each, samples[name], seeds) for name, each in found.items()}
-    title = f"{losses.metric} of {listed(found)}, compared with {baseline}"
-    is_numbered = losses.has_seeds and all(isinstance(seed, int) for seed in seeds)
-    report = {
-        "title": title if losses.source == SOURCE else f"{losses.source}: {title}",
-        "lines": [*_constant_lines({baseline: base, **sides}, found), UNPAIRED if unpaired else FIXED],
-        "metric": losses.metric,
-        "unit": losses.metric,
-        "baseline": baseline,
-        "delta": delta,
-        "alpha": alpha,
-        "unpaired": unpaired,
-        "half_width": None,
-        "seeds": seeds if is_numbered else [],
-        "interval": {"each": 1 - alpha / len(found), "together": 1 - alpha},
-        "variants": rows,
-        # what only an experiment with its own runs has
-        "secondary": {},
-        "seen": {},
-        "reused": {"runs": {}, "variants": False},
-        "aa": {"replay_difference": None, "null": None},
-        "diverged_runs": {},
-    }
-    return Verdicts(found, report)
+    metric = losses.metric.removeprefix(NEGATED)
+    higher_is_better = metric != losses.metric
+    rows = []
+    for name, each in found.items():
+        pairs = [] if unpaired else [Pair(*pair) for pair in zip(seeds, _known(base), _known(sides[name]), strict=True)]
+        rows.append(
+            row_of(
+                each,
+                by_seed=pairs,
+                higher_is_better=higher_is_better,
+                variant=name,
+                baseline=baseline,
+                metric=metric,
+                unit=metric,
+                baseline_mean=_mean(base),
+                mean=_mean(sides[name]),
+                runs_of_sides=(len(base), len(sides[name])) if unpaired else None,
+            )
+        )
+    title = f"{metric} of {listed(found)}, compared with {baseline}"
+    sign = -1 if higher_is_better else 1
+    return Report(
+        version=VERSION,
+        kind="table",
+        name=title if losses.source == SOURCE else f"{losses.source}: {title}",
+        metric=metric,
+        unit=metric,
+        higher_is_better=higher_is_better,
+        baseline=baseline,
+        delta=delta,
+        alpha=alpha,
+        level=1 - alpha / len(found),
+        rows=rows,
+        variants={name: _variant(side, metric, sign) for name, side in {baseline: base, **sides}.items()},
+        notes=[*_constant_lines({baseline: base, **sides}, found), UNPAIRED if unpaired else FIXED],
+    )
 
 
-SOURCE = "losses"  # in messages about an argument
+def _known(side: Sequence[float]) -> list[float | None]:
+    """Values with ``None`` where a run failed to train."""
+    return [value if math.isfinite(value) else None for value in side]
+
+
+def _mean(side: Sequence[float]) -> float | None:
+    known = [value for value in side if math.isfinite(value)]
+    return float(np.mean(known)) if known else None
+
+
+def _variant(side: Sequence[float], metric: str, sign: int) -> Variant:
+    known = [value for value in side if math.isfinite(value)]
+    mean = _mean(side)
+    sd = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return Variant(runs=len(known), seeds=len(known), means={} if mean is None else {metric: Mean(sign * mean, sd)})
 
 
 def _of_mapping(losses: Mapping[str, Any], metric: str | None) -> Losses:
@@ -293,41 +215,9 @@ def _check_pairs(losses: Losses, baseline: str, name: str, runs: BySeed) -> None
     raise ValueError(f"{losses.source} has no run of {shown(without)} with {which}, and {shown(with_it)} has: {advice}")
 
 
-def _row(found: Verdict, sample: Sample, seeds: Sequence[Any]) -> dict[str, Any]:
-    """A variant in a report."""
-    values = ([None if math.isnan(value) else value for value in side] for side in (sample.baseline, sample.variant))  # type: ignore[arg-type]
-    pairs = zip(seeds, *values, strict=True) if sample.is_paired else ()
-    by_seed = [{"seed": seed, "baseline": base, "variant": own} for seed, base, own in pairs]
-    row = dataclasses.asdict(found)
-    if row["robust"] is not None:  # indices of the pairs that are left: their seeds say more
-        left = [pair["seed"] for pair in by_seed if pair["baseline"] is not None]
-        row["robust"]["outliers"] = [left[index] for index in row["robust"]["outliers"]]
-    runs = [len(sample.baseline), len(sample.variant)]
-    return row | {
-        "by_seed": by_seed,
-        "runs": runs,
-        "runs_of_sides": None if sample.is_paired else runs,
-        **{"tuned": None, "further_pairs": None, "window_error": None, "secondary": {}},
-    }
-
-
 def _constant_lines(sides: Mapping[str, Sequence[float]], found: Mapping[str, Verdict]) -> list[str]:
     """Lines about sides whose runs are all alike, in comparisons that have an interval."""
     compared = {name for name, each in found.items() if each.interval is not None}
     constant = [name for name, side in sides.items() if np.ptp(side) == 0 and (name in compared or name not in found)]
     doubt = "have the same result. Does the seed reach the program? If not, the intervals lack this noise"
     return [f"All {len(sides[name])} runs of {name} {doubt}." for name in constant if compared]
-
-
-def _in_markdown(cell: str) -> str:
-    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
-
-
-_OF_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-_OF_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"<": "$<$", ">": "$>$", "\n": " "}
-
-
-def _in_latex(cell: str) -> str:
-    """Escaped; a minus sign of a number is not a hyphen."""
-    text = "".join(_OF_LATEX.get(sign, sign) for sign in cell)
-    return " ".join(f"${word}$" if word[:1] in "+-" and word[1:2].isdecimal() else word for word in text.split(" "))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Column, Table
 
 from lightning_llm.io.charts import canvas
@@ -22,7 +21,6 @@ from lightning_llm.measure.timeline import CATEGORIES, MemorySample, Timeline
 FOLDER = "memory"  # of a run, with the files of the steps that were sampled
 LARGEST = 1 << 30  # bytes of such a file
 MOST_MODULES = 20  # that differ between runs, in a table
-WIDEST = 28  # characters of a column of such a table; a longer name takes several lines
 POINTS = {"peak": "At the peak of step {}", "saved": "Saved by forward when the last backward of step {} begins"}
 REST = "all others"
 LABEL_WIDTH, LABEL_HEIGHT = 0.13, 0.03  # of a label of a phase, as shares of the width of the plot
@@ -35,10 +33,10 @@ GROUPINGS = {"by_kind": "by category", "by_module": "by module"}  # the keys of 
 # A hue for each part of a layer, lighter from layer to layer; other modules have one of the other hues.
 HUES = {"mlp": 0.06, "self_attn": 0.58, "input_layernorm": 0.33, "post_attention_layernorm": 0.42}
 OTHER_HUES = (0.93, 0.75, 0.14, 0.50, 0.84, 0.25)
-Report = dict[str, Any]
+Breakdown = dict[str, Any]
 
 
-def step_report(timeline: Timeline, top: int) -> Report:
+def step_breakdown(timeline: Timeline, top: int) -> Breakdown:
     """Peak, what forward saved, phases and timeline of the ``top`` modules that hold most at the peak; in bytes."""
     peak, saved = timeline.peak, timeline.saved
     names = list(peak.by_module())[:top]
@@ -49,8 +47,8 @@ def step_report(timeline: Timeline, top: int) -> Report:
         shown[REST] = point.total_bytes - sum(shown.values())
         samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": shown})
     return {
-        "peak": point_report(peak),
-        "saved": saved and point_report(saved),
+        "peak": point_breakdown(peak),
+        "saved": saved and point_breakdown(saved),
         "phases": timeline.phases(),
         "timeline": {"marks": timeline.marks, "operators": timeline.operators, "samples": samples},
     }
@@ -73,7 +71,7 @@ def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
     return table
 
 
-def point_report(point: MemorySample) -> Report:
+def point_breakdown(point: MemorySample) -> Breakdown:
     """Live bytes at a point in the step: total, by category, by module, and as a table."""
     return {
         "bytes": point.total_bytes,
@@ -85,7 +83,7 @@ def point_report(point: MemorySample) -> Report:
     }
 
 
-def last_reports(runs: Sequence[Path]) -> tuple[int, dict[Path, Report]]:
+def last_breakdowns(runs: Sequence[Path]) -> tuple[int, dict[Path, Breakdown]]:
     """The step that most runs sampled, the last one of several, and its report by run, of the first process.
 
     Runs of compiled code have none: the meter does not see it.
@@ -103,37 +101,30 @@ def _files_of(run: Path) -> dict[int, Path]:
     return {number: path for path, number in numbers.items() if number is not None}
 
 
-def difference(reports: Mapping[str, Report], point: str, step: int) -> Table:
-    """A table of categories, then of modules (those that differ, most first), with the difference from the first.
+def difference(points: Mapping[str, Breakdown]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of a table: categories, then modules that differ, most first, with differences from the first.
 
     Args:
-        reports: By the name of what is compared.
-        point: One of ``POINTS``.
-        step: The number of the step.
+        points: Live bytes at a point of the step, by the name of what is compared.
     """
-    table = Table(Column("MiB", no_wrap=True), title=POINTS[point].format(step), title_justify="left")
-    first, *others = reports
-    table.add_column(escape(first), justify="right", overflow="fold", max_width=WIDEST)
+    first, *others = points
+    head = ["MiB", first]
     for name in others:
-        table.add_column(escape(name), justify="right", overflow="fold", max_width=WIDEST)
-        table.add_column("difference" if len(others) == 1 else f"{name} - {first}", justify="right", no_wrap=True)
-    points = [report[point] for report in reports.values()]
+        head += [name, "difference" if len(others) == 1 else f"{name} - {first}"]
+    rows = []
     for category in CATEGORIES:
-        sizes = [one["by_kind"].get(category, 0) for one in points]
+        sizes = [one["by_kind"].get(category, 0) for one in points.values()]
         if any(sizes):
-            table.add_row(NAMES.get(category, category), *_with_differences(sizes))
-    table.add_section()
-    modules = dict.fromkeys(name for one in points for name in one["by_module"])
-    sizes_of = {name: [one["by_module"].get(name, 0) for one in points] for name in modules}
+            rows.append([NAMES.get(category, category), *_with_differences(sizes)])
+    modules = dict.fromkeys(name for one in points.values() for name in one["by_module"])
+    sizes_of = {name: [one["by_module"].get(name, 0) for one in points.values()] for name in modules}
     ordered = sorted(sizes_of, key=lambda name: (-_spread(sizes_of[name]), name))
     shown = [name for name in ordered if _spread(sizes_of[name])][:MOST_MODULES]
-    for name in shown:
-        table.add_row(escape(name), *_with_differences(sizes_of[name]))
+    rows += [[name, *_with_differences(sizes_of[name])] for name in shown]
     rest = [sum(sizes_of[name][place] for name in ordered[len(shown) :]) for place in range(len(points))]
-    table.add_row(REST, *_with_differences(rest))
-    table.add_section()
-    table.add_row("all", *_with_differences([one["bytes"] for one in points]))
-    return table
+    rows.append([REST, *_with_differences(rest)])
+    rows.append(["all", *_with_differences([one["bytes"] for one in points.values()])])
+    return head, rows
 
 
 def _with_differences(sizes: Sequence[int]) -> list[str]:
@@ -148,7 +139,7 @@ def _spread(sizes: Sequence[int]) -> int:
     return max(sizes) - min(sizes)
 
 
-def draw(reports: Mapping[str, Report], title: str) -> Any:
+def draw(reports: Mapping[str, Breakdown], title: str) -> Any:
     """A ``matplotlib.figure.Figure`` with a canvas of its own, and a column for each report, by its title."""
     highest = max(report["peak"]["bytes"] for report in reports.values())
     unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
@@ -185,7 +176,9 @@ def pixels(figure: Any) -> Any:
     return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
-def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
+def _stack(
+    axis: Any, report: Breakdown, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int
+) -> None:
     samples = sorted(report["timeline"]["samples"], key=lambda one: (one["operator"], sum(one[grouping].values())))
     highest = {sample["operator"]: sample for sample in samples}  # of several within one operator
     x = [*highest, report["timeline"]["operators"]]

@@ -1,11 +1,9 @@
-"""The comparison of ``compare``: runs in groups, on one text each, and how each group differs from the first.
-
-:func:`compare_runs` does all of it for finished runs, :func:`compare_experiment` for an experiment of ``ablate``.
+"""The report of found runs: runs in groups, on one text each, and how each group differs from the first.
 
 Runs are grouped by what their configs differ in; those that differ only in their seeds are one group. Losses are
 compared in pairs of runs with the same seeds, if the hashes in their summaries say that they used the same batches and
 initial values; otherwise, and for time and memory, two groups are independent samples. With another tokenizer, bits per
-byte take the place of the loss. An experiment is compared by its plan. No torch.
+byte take the place of the loss. No torch.
 """
 
 import dataclasses
@@ -16,13 +14,14 @@ import re
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from lightning_llm.ablate.names import BASELINE, PLAN
+from lightning_llm.ablate.experiment import ALPHA
+from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import RUNS
-from lightning_llm.ablate.results import load_experiment
+from lightning_llm.ablate.report.record import VERSION, Mean, Pair, Row, StepMemory, Variant, row_of
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.data.validated import LIMIT, is_whole
-from lightning_llm.io.shell import shell_path
 from lightning_llm.runs.event_files import EVENT_FILES, read_curves
 from lightning_llm.runs.find import Run, find_runs
 from lightning_llm.runs.names import THREADS, descriptions, made_different, option_columns
@@ -31,36 +30,20 @@ from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.design import NOT_SHOWN
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
-from lightning_llm.training.metrics import BITS, LOSSES, MEMORY, PEAK, VAL_LOSS
-
-SECONDS, PEAK_MEMORY = "seconds", "peak_memory_gib"
-METRICS = {  # key in summary.json: what it is, its unit, digits
-    **{name: (*title_and_unit, 4) for name, title_and_unit in LOSSES.items()},
-    SECONDS: ("time", "s", 1),
-    PEAK_MEMORY: ("peak memory", "GiB", 3),
-}
+from lightning_llm.training.callbacks.memory_breakdown import POINTS, last_breakdowns
+from lightning_llm.training.metrics import BITS, LOSSES, MEMORY, METRICS, PEAK, PEAK_MEMORY, SECONDS, VAL_LOSS
 
 OTHER_WINDOWS = (
     "the runs validated different windows of the text: train all with the same trainer.limit_val_batches, "
     "data.context_length and data.global_batch_size"
 )
 CAPTURED_ALONE = "times of runs with and without trainer.capture are not compared"
-DECIDES_NOTHING = "secondary: decides nothing"
+NO_VERDICT = "no verdict"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
+OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
+NO_BITS = "validation loss not compared, since the tokenizers differ and a run has no bits per byte."
 Results = Mapping[str, float]
 Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
-
-
-@dataclasses.dataclass(frozen=True)
-class MeanAndSpread:
-    """One metric over the runs of a group; ``spread`` is ``None`` for fewer than two seeds."""
-
-    mean: float
-    spread: float | None
-
-    def text(self, digits: int) -> str:
-        """The mean, with the spread if it is known."""
-        return f"{self.mean:.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:.{digits}f}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +55,7 @@ class Group:
         options: The same by option, as text.
         runs: Run directories.
         num_seeds: How many different seeds there are.
-        measures: By the keys of ``METRICS``; those that are known for each of the runs.
+        means: By the keys of ``METRICS``; those that are known for each of the runs.
         by_seed: The runs of each seed, with their results.
         tokenizer: Losses per token of groups with another one cannot be compared.
         parameters: How many the model has; ``None``: not recorded.
@@ -83,7 +66,7 @@ class Group:
     options: Mapping[str, str]
     runs: Sequence[str]
     num_seeds: int
-    measures: Mapping[str, MeanAndSpread]
+    means: Mapping[str, Mean]
     by_seed: Mapping[Hashable, Sequence[tuple[Run, Results]]]
     tokenizer: Hashable = None
     parameters: int | None = None
@@ -101,35 +84,6 @@ class Group:
         return [statistics.fmean(results[metric] for _, results in of_seed) for of_seed in runs]
 
 
-@dataclasses.dataclass(frozen=True)
-class Effect:
-    """The difference of a group from the first one, in one metric.
-
-    Attributes:
-        metric: One of ``METRICS``.
-        base: Mean of the first group's values.
-        verdict: What they say.
-        note: Why runs are not paired, or which are left out.
-    """
-
-    metric: str
-    base: float
-    verdict: Verdict
-    note: str = ""
-
-
-class Comparison(NamedTuple):
-    """All that is compared.
-
-    Attributes:
-        sections: By text, the groups, and the effects of each but the first.
-        notes: What a reader must know besides, in paragraphs.
-    """
-
-    sections: Mapping[str, tuple[Sequence[Group], Sequence[Sequence[Effect]]]]
-    notes: Sequence[str]
-
-
 # ---- which runs
 
 
@@ -145,8 +99,14 @@ def _skipped_experiments(names: Sequence[str]) -> list[str]:
     return sorted({str(plan.parent) for plan in plans if experiment_in(str(plan.parent))})
 
 
-def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None, *, must_pair: bool) -> Comparison:
-    """The finished runs in some folders, in groups. Arguments as for :func:`effects`, and the baseline's run.
+def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None, *, must_pair: bool) -> list[Report]:
+    """The reports of the finished runs in some folders, one for each text.
+
+    Args:
+        names: Folders.
+        baseline: Run directory of a run whose group is the first; ``None``: that of the first run.
+        delta: The smallest difference of the loss that matters.
+        must_pair: Whether losses that cannot be compared in pairs are an error.
 
     Raises:
         ValueError: No run has finished, the baseline is none of them, or losses cannot be compared in pairs.
@@ -163,53 +123,70 @@ def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None
         raise ValueError(f"no run has finished: {', '.join(left_out)}")
     if baseline_runs and (problem := status[baseline_runs[0].path]):
         raise ValueError(f"--baseline {baseline} has not finished: {problem}")
-    sections = {}
-    for text, (members, tokenizers) in _by_text(finished, summaries).items():
+    reports = []
+    texts = _by_text(finished, summaries)
+    for text, (members, tokenizers) in texts.items():
         results = [(run, metric_values(run.path, summaries[run.path])) for run in members]
         groups = group_runs(results, summaries, tokenizers)
-        sections[text] = groups, effects(groups, summaries, delta=delta, must_pair=must_pair)
-    notes = [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
+        rows = rows_of_groups(groups, summaries, delta=delta, must_pair=must_pair)
+        reports.append(_report(text, groups, rows, delta))
+    notes = [OTHER_TEXT] if len(reports) > 1 else []
+    notes += [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
     for run in finished:
         changes = summaries[run.path].get("changed_on_resume", [])
         notes += [f"changed on resume: {run.path}, {change}" for change in changes]
     if experiments := _skipped_experiments(names):
         left_out.append(f"{', '.join(experiments)}: experiments, each of which is compared alone")
-    notes += ["\n".join(f"not compared: {line}" for line in left_out)] if left_out else []
-    return Comparison(sections, notes)
+    reports[-1].notes += notes + [f"not compared: {line}" for line in left_out]
+    return reports
 
 
-def compare_experiment(folder: Path) -> Comparison:
-    """The baseline and the variants of an experiment, with the pairs and verdicts of its report.
+def _report(text: str, groups: Sequence[Group], rows: Sequence[Row], delta: float | None) -> Report:
+    others = len(groups) - 1
+    compared = {row.metric for row in rows}
+    metric = BITS if BITS in compared and VAL_LOSS not in compared else VAL_LOSS
+    same_tokenizer = len({group.tokenizer for group in groups}) == 1
+    variants = {group.name: _variant(group, has_bits=not same_tokenizer) for group in groups}
+    step, memory = last_breakdowns([Path(group.runs[0]) for group in groups if group.runs])
+    sampled = {group.name: memory[Path(group.runs[0])] for group in groups if Path(group.runs[0]) in memory}
+    no_bits = [
+        f"{group.name}: {NO_BITS}"
+        for group in groups[1:]
+        if group.tokenizer != groups[0].tokenizer
+        and not any(row.variant == group.name for row in rows if row.metric in LOSSES)
+    ]
+    return Report(
+        version=VERSION,
+        kind="runs",
+        name=text,
+        metric=metric,
+        unit=METRICS[metric].unit,
+        baseline=groups[0].name,
+        delta=delta,
+        alpha=ALPHA,
+        level=1 - ALPHA / max(1, others),
+        rows=list(rows),
+        variants=variants,
+        notes=no_bits,
+        memory=None
+        if len(sampled) < 2
+        else StepMemory(
+            step=step,
+            variants={name: {point: one[point] for point in POINTS} for name, one in sampled.items()},
+        ),
+    )
 
-    Raises:
-        ValueError: As ``load_experiment``.
-    """
-    loaded = load_experiment(folder)
-    experiment = loaded.plan.experiment
-    metric = experiment.metric
-    names = list(experiment.variants)
-    of_variant: dict[str, list[tuple[Run, Results]]] = {}
-    summaries: dict[Path, Mapping[str, Any]] = {}
-    for key, result in sorted(loaded.results.items()):
-        run = Run(result.folder, dict.fromkeys(SEEDS, key.seed))
-        of_variant.setdefault(key.name, []).append((run, _numbers(result.summary)))
-        summaries[run.path] = result.summary
-    groups = [_group(name, {"variant": name}, of_variant.get(name, []), summaries) for name in (BASELINE, *names)]
-    of_variants: list[list[Effect]] = [[] for _ in names]
-    for variant, effects in zip(names, of_variants, strict=True):
-        verdict = loaded.state.verdicts.get(variant)
-        seeds = [] if verdict is None else experiment.seeds(verdict.pairs)
-        runs = [(run.seed[0], results) for run, results in of_variant.get(BASELINE, [])]
-        losses = [results[metric] for seed, results in runs if seed in seeds and metric in results]
-        if verdict is None or not losses:
-            continue
-        effects.append(Effect(metric, statistics.fmean(losses), verdict))
-        for other, found in loaded.secondary(verdict, BASELINE, variant).items():
-            bases = [results[other] for seed, results in runs if seed in seeds and other in results]
-            if bases:
-                effects.append(Effect(other, statistics.fmean(bases), found, DECIDES_NOTHING))
-    return Comparison(
-        {"": (groups, of_variants)}, [f"The rest of the report: lightning-llm ablate report {shell_path(folder)}"]
+
+def _variant(group: Group, *, has_bits: bool) -> Variant:
+    means = {name: mean for name, mean in group.means.items() if has_bits or name != BITS}
+    return Variant(
+        options=dict(group.options),
+        runs=len(group.runs),
+        seeds=group.num_seeds,
+        folders=list(group.runs),
+        means=means,
+        steps=group.steps[0] if len(group.steps) == 1 else None,
+        parameters=group.parameters,
     )
 
 
@@ -301,22 +278,22 @@ def _group(
     by_seed: dict[Hashable, list[tuple[Run, Results]]] = {}
     for run, results in members:
         by_seed.setdefault(identity(run.seed), []).append((run, results))
-    measures = {}
+    means = {}
     for metric in METRICS:
         if members and all(metric in results for _, results in members):
             values = [statistics.fmean(results[metric] for _, results in runs) for runs in by_seed.values()]
             spread = statistics.stdev(values) if len(values) > 1 else None
-            measures[metric] = MeanAndSpread(statistics.fmean(values), spread)
+            means[metric] = Mean(statistics.fmean(values), spread)
     paths = [str(run.path) for run, _ in members]
     own_summaries = [summaries.get(run.path, {}) for run, _ in members]
     parameters = next(filter(None, map(_parameters_in, own_summaries)), None)
     steps = sorted({int(summary[STEPS]) for summary in own_summaries if summary.get(STEPS)})
-    return Group(name, options, paths, len(by_seed), measures, by_seed, tokenizer, parameters, steps)
+    return Group(name, options, paths, len(by_seed), means, by_seed, tokenizer, parameters, steps)
 
 
-def effects(
+def rows_of_groups(
     groups: Sequence[Group], summaries: Summaries, *, delta: float | None = None, must_pair: bool = False
-) -> list[list[Effect]]:
+) -> list[Row]:
     """The differences of each group but the first from the first, in each metric that both have.
 
     Args:
@@ -331,40 +308,69 @@ def effects(
     baseline, *others = groups
     if must_pair and not others:
         raise ValueError(f"{baseline.name} has no other group to be compared with; leave out --paired")
-    partners = [_pairs(baseline, group, summaries) for group in others]
+    partners = {group.name: _pairs(baseline, group, summaries) for group in others}
     if must_pair:
-        for group, (seeds, why) in zip(others, partners, strict=True):
+        for name, (seeds, why) in partners.items():
             if not seeds:
-                raise ValueError(f"{group.name} and {baseline.name} are no pairs: {why}; leave out --paired")
-    of_groups: list[list[Effect]] = [[] for _ in others]
-    units = [VAL_LOSS if group.tokenizer == baseline.tokenizer else BITS for group in others]
-    reasons = [validated_otherwise(baseline, group, summaries) for group in others]
-    for number, why in enumerate(reasons):
-        if why:
-            base = baseline.measures[VAL_LOSS].mean if VAL_LOSS in baseline.measures else math.nan
-            of_groups[number].append(Effect(VAL_LOSS, base, _no_verdict(why)))
-    for metric in METRICS:
-        is_loss = metric in LOSSES
-        samples: dict[str, Sample] = {}
-        bases: dict[str, list[float]] = {}
-        for number, group in enumerate(others):
-            is_wanted = not is_loss or ((units[number] == BITS) == (metric == BITS) and not reasons[number])
-            if not (is_wanted and metric in baseline.measures and metric in group.measures):
+                raise ValueError(f"{name} and {baseline.name} are no pairs: {why}; leave out --paired")
+    of_groups: dict[str, list[Row]] = {group.name: [] for group in others}
+    reasons = {group.name: validated_otherwise(baseline, group, summaries) for group in others}
+    for group in others:
+        if reasons[group.name]:
+            of_groups[group.name].append(_no_verdict(baseline, group, VAL_LOSS, reasons[group.name], len(others)))
+    for metric, about in METRICS.items():
+        compared: dict[str, tuple[Group, list[Hashable]]] = {}
+        for group in others:
+            loss = VAL_LOSS if group.tokenizer == baseline.tokenizer else BITS
+            is_wanted = about.is_cost or ((loss == BITS) == (metric == BITS) and not reasons[group.name])
+            if not (is_wanted and metric in baseline.means and metric in group.means):
                 continue
             if metric == SECONDS and len(_captured(baseline, summaries) | _captured(group, summaries)) > 1:
-                effect = Effect(metric, baseline.measures[metric].mean, _no_verdict(CAPTURED_ALONE))
-                of_groups[number].append(effect)
+                of_groups[group.name].append(_no_verdict(baseline, group, metric, CAPTURED_ALONE, len(others)))
             else:
-                seeds = partners[number][0] if is_loss else []
-                bases[str(number)] = values = baseline.values(metric, seeds)
-                own = group.values(metric, seeds)
-                samples[str(number)] = Sample(values, own, is_paired=bool(seeds), has_seeds=is_loss)
+                compared[group.name] = group, [] if about.is_cost else partners[group.name][0]
+        sign = -1 if about.higher_is_better else 1
+        samples = {
+            name: Sample(
+                [sign * value for value in baseline.values(metric, seeds)],
+                [sign * value for value in group.values(metric, seeds)],
+                is_paired=bool(seeds),
+                has_seeds=not about.is_cost,
+            )
+            for name, (group, seeds) in compared.items()
+        }
         metric_delta = delta if metric == VAL_LOSS else None  # delta is in nats per token
-        for name, verdict in verdicts(samples, delta=metric_delta, variants=len(others)).items():
-            seeds, why = partners[int(name)]
-            note = "" if not is_loss else why if seeds else f"not paired: {why}"
-            of_groups[int(name)].append(Effect(metric, statistics.fmean(bases[name]), verdict, note))
-    return of_groups
+        for name, found in verdicts(samples, delta=metric_delta, alpha=ALPHA, variants=len(others)).items():
+            seeds, why = partners[name]
+            note = "" if about.is_cost else why if seeds else f"not paired: {why}"
+            found = dataclasses.replace(found, note="; ".join(filter(None, (note, found.note))))
+            of_groups[name].append(_row(baseline, compared[name], metric, found, samples[name]))
+    return [row for rows in of_groups.values() for row in rows]
+
+
+def _row(
+    baseline: Group, compared: tuple[Group, Sequence[Hashable]], metric: str, found: Verdict, sample: Sample
+) -> Row:
+    """The row of a group in a metric."""
+    group, seeds = compared
+    names = [seed if isinstance(seed, int) else str(seed) for seed in seeds]
+    pairs = [Pair(*pair) for pair in zip(names, sample.baseline, sample.variant, strict=True)] if seeds else []
+    return row_of(
+        found,
+        by_seed=pairs,
+        higher_is_better=METRICS[metric].higher_is_better,
+        variant=group.name,
+        baseline=baseline.name,
+        metric=metric,
+        unit=METRICS[metric].unit,
+        baseline_mean=statistics.fmean(map(_float, sample.baseline)),
+        mean=statistics.fmean(map(_float, sample.variant)),
+        runs_of_sides=None if sample.is_paired else (len(sample.baseline), len(sample.variant)),
+    )
+
+
+def _float(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def validated_otherwise(baseline: Group, group: Group, summaries: Summaries) -> str:
@@ -387,11 +393,22 @@ def _captured(group: Group, summaries: Summaries) -> set[bool]:
     return {bool(summaries.get(run.path, {}).get("capture")) for run in runs}
 
 
-def _no_verdict(why: str) -> Verdict:
-    """In place of a verdict on losses that cannot be compared."""
-    word = "no verdict"
-    fields: dict[str, Any] = {"verdict": word, "direction": NOT_SHOWN, "sentence": word, "note": why, "warnings": []}
-    return Verdict(**fields, has_ended=True, pairs=0, level=0.0, diverged=0, baseline_diverged=0)
+def _no_verdict(baseline: Group, group: Group, metric: str, why: str, others: int) -> Row:
+    """In place of a verdict on values that cannot be compared."""
+    found = Verdict(
+        verdict=NO_VERDICT,
+        direction=NOT_SHOWN,
+        sentence=NO_VERDICT,
+        has_ended=True,
+        pairs=0,
+        level=1 - ALPHA / others,
+        diverged=0,
+        baseline_diverged=0,
+        note=why,
+        warnings=[],
+    )
+    unit = METRICS[metric].unit
+    return row_of(found, variant=group.name, baseline=baseline.name, metric=metric, unit=unit)
 
 
 def _pairs(baseline: Group, group: Group, summaries: Summaries) -> tuple[list[Hashable], str]:
