@@ -143,7 +143,7 @@ def differing(report: Report, truth: Report) -> list[str]:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
     if not inner:
         yield name, "measured" if MEASURED.fullmatch(name) else value
     for key, each in inner or ():

@@ -127,13 +127,15 @@ def test_the_variants_of_an_experiment_are_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "REPORTS", tmp_path)
     means = {"baseline": Mean(1.75, 0.125), "relu": Mean(1.5), "gelu": Mean(1.5)}
     variants = {name: Variant(means={"val_loss": mean}) for name, mean in means.items()}
-    variants["baseline"].step = StepCost(**dict.fromkeys(StepCost.__struct_fields__[:6], 0.5), ratio_interval=None, peak_bytes=None)
+    variants["baseline"].step = StepCost(
+        **dict.fromkeys(StepCost.__struct_fields__[:6], 0.5), ratio_interval=None, peak_bytes=None
+    )
     rows = [
         row("relu", -0.25, by_seed=[Pair(0, 1.75, 1.5)]),
         row("relu", 0.125, kind="tuned"),
         row("relu", 0.0625, kind="secondary", metric="recall_loss"),
         row("null", 0.0, kind="null", sd=0.25),
-        row("gelu", -0.25),
+        row("gelu", -0.25, by_seed=[Pair(0, 1.75, 1.25)]),
     ]
     tuned = {"untuned": 0.02, "values": [0.01], "losses": [1.5], "best_loss": 1.5, "is_bracketed": True}
     tuning = Tuning(option="lr", seeds=[0], variants={"relu": TunedVariant(best=0.01, **tuned)}, runs=1, run_seconds=1)
@@ -153,7 +155,7 @@ def test_the_variants_of_an_experiment_are_rows(tmp_path, monkeypatch):
     assert tables.table({"rows": "experiment", "columns": columns}).splitlines()[2:] == [
         "| baseline | 1.75 | – | – | – | – | 0.5 | – | 0.125 | 0.25 |",
         "| relu | 1.50 | -0.25 | +0.125 | +0.0625 | 1.5 | – | 0.01 | – | 0.25 |",
-        "| gelu | 1.50 | -0.25 | – | – | – | – | – | – | 0.25 |",
+        "| gelu | 1.50 | -0.25 | – | – | 1.25 | – | – | – | 0.25 |",
     ]
 
 

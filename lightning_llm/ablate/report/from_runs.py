@@ -354,7 +354,7 @@ def _row(
 ) -> Row:
     """The row of a group in a metric."""
     group, seeds = compared
-    names = [seed if isinstance(seed, int) else str(seed) for seed in seeds]
+    names = [_seed_of(group.by_seed[seed][0][0]) for seed in seeds]
     pairs = [Pair(*pair) for pair in zip(names, sample.baseline, sample.variant, strict=True)] if seeds else []
     return row_of(
         found,
@@ -368,6 +368,13 @@ def _row(
         mean=statistics.fmean(map(_float, sample.variant)),
         runs_of_sides=None if sample.is_paired else (len(sample.baseline), len(sample.variant)),
     )
+
+
+def _seed_of(run: Run) -> int | str:
+    """The seed of a run's weights and data; if these are two, both."""
+    weights, *others = run.seed
+    is_one = isinstance(weights, int) and all(seed in (weights, None) for seed in others)
+    return weights if is_one else ", ".join(str(seed) for seed in run.seed)
 
 
 def _float(value: float | None) -> float:
