@@ -131,11 +131,11 @@ def test_the_variants_of_an_experiment_are_rows(tmp_path, monkeypatch):
         **dict.fromkeys(StepCost.__struct_fields__[:6], 0.5), ratio_interval=None, peak_bytes=None
     )
     rows = [
-        row("relu", -0.25, by_seed=[Pair(0, 1.75, 1.5)]),
+        row("relu", -0.25, mean=1.5, by_seed=[Pair(0, 1.75, 1.5)]),
         row("relu", 0.125, kind="tuned"),
         row("relu", 0.0625, kind="secondary", metric="recall_loss"),
         row("null", 0.0, kind="null", sd=0.25),
-        row("gelu", -0.25, by_seed=[Pair(0, 1.75, 1.25)]),
+        row("gelu", -0.25, mean=1.5, by_seed=[Pair(0, 1.75, 1.25)]),
     ]
     tuned = {"untuned": 0.02, "values": [0.01], "losses": [1.5], "best_loss": 1.5, "is_bracketed": True}
     tuning = Tuning(option="lr", seeds=[0], variants={"relu": TunedVariant(best=0.01, **tuned)}, runs=1, run_seconds=1)

@@ -540,7 +540,7 @@ def in_terminal(capsys, monkeypatch, *words, width=80):
 
 def table_lines(said):
     """The lines of tables."""
-    return [line.rstrip() for line in said.splitlines() if line.startswith(" ")]
+    return [line.rstrip() for line in said.splitlines() if line.startswith(" ") and line.strip()]
 
 
 def test_a_narrow_table_cuts_no_word_and_no_number(tmp_path, capsys, monkeypatch):
