@@ -39,7 +39,7 @@ RECORDS: tuple[type[Any], ...] = (
     *(record.TunedVariant, record.Spent, record.Curve, record.Sizes, record.SizeFacts, record.Predicted),
     *(record.StoredPrediction, record.Outcome, record.StreamFacts, record.StepMemory),
 )
-NAMES = {record.ReportRecord: "Report"}
+NAMES: dict[type, str] = {record.ReportRecord: "Report"}
 SIMPLE = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "null", Any: "JSON"}
 
 

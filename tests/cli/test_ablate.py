@@ -298,9 +298,9 @@ def test_a_wrong_command_line_is_one_line(tmp_path, monkeypatch, capsys, words, 
     assert says in the_line(capsys)
 
 
-def null_of(sd, sd_interval=(0.0, 1.0)):
+def null_of(sd, sd_interval=None):
     """The report of an experiment whose null variant has had a look."""
-    noise = Noise(sd_interval, 0.01, None, None, None)
+    noise = None if sd_interval is None else Noise(sd_interval, 0.01, None, None, None)
     about = {"variant": NULL, "kind": "null", "metric": "val_loss", "unit": "nats/token", "sd": sd, "noise": noise}
     counts = {"pairs": 8, "level": 0.95, "diverged": 0, "baseline_diverged": 0, "note": "", "warnings": []}
     words = {"verdict": UNDECIDED, "direction": NOT_SHOWN, "sentence": "neither better nor worse is shown"}

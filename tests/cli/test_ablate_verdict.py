@@ -61,7 +61,7 @@ def test_the_table_is_printed_for_papers_and_programs(said):
     for format, begin in {
         "markdown": "| gelu | 6 | +0.0167 | +0.0081 to +0.0252 |",
         "latex": r"gelu & 6 & $+0.0167$ & $+0.0081$ to $+0.0252$ &",
-        "csv": "gelu,none,result,,loss,loss,6,3.205",
+        "csv": "gelu,none,result,,loss,loss,6,3.20",
     }.items():
         status, out, err = said(WIDE, "--baseline", "none", "--format", format)
         assert (status, err) == (0, "")
