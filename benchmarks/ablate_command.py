@@ -26,7 +26,7 @@ from lightning_llm.ablate.report.report import Report
 from lightning_llm.cli.ablate import run_ablate
 from lightning_llm.io.atomic import write_text
 from lightning_llm.statistics.design import BETTER, UNDECIDED, WORSE, Design
-from lightning_llm.statistics.power import outlook
+from lightning_llm.statistics.power import power_analysis
 
 PROGRAM = """
 import argparse, random
@@ -111,7 +111,7 @@ def planted(request: Request) -> Iterator[Row]:
     """How often a planted effect is found, and what ``ablate power`` predicts."""
     found = [verdict for verdict in _verdicts(EFFECT) if verdict != UNDECIDED]
     share, wrong = found.count(BETTER) / EXPERIMENTS, found.count(WORSE)
-    predicted = outlook(Design(0.05, (PAIRS,)), EFFECT * SD, SD).direction
+    predicted = power_analysis(Design(0.05, (PAIRS,)), EFFECT * SD, SD).direction
     is_off = abs(share - predicted) > POWER_TOLERANCE or wrong
     problems = [f"{share:.0%} found and {wrong} the wrong way, {predicted:.0%} predicted"] if is_off else []
     facts: dict[str, Any] = {"found": share, "predicted": predicted, "pairs": PAIRS, "effect": EFFECT}

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lightning_llm.ablate.command.settings import KEYS as OF_COMMAND
-from lightning_llm.ablate.command.settings import Command, Tree, command_of, option_named
+from lightning_llm.ablate.command.spec import KEYS as OF_COMMAND
+from lightning_llm.ablate.command.spec import Command, Tree, command_of, option_named
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Time, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NEGATED, NULL
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.command.settings import COMMAND_LINE, KEYS
+from lightning_llm.ablate.command.spec import COMMAND_LINE, KEYS
 from lightning_llm.ablate.command.template import PLACEHOLDERS
 from lightning_llm.ablate.experiment import METRICS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
@@ -26,11 +26,11 @@ from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.names import PLAN, STREAM
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.plan import Plan
-from lightning_llm.ablate.plan_tables import show_outlays, show_outlook, show_plan
+from lightning_llm.ablate.plan_tables import show_cost_estimates, show_plan, show_power_analysis
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
 from lightning_llm.ablate.report.from_experiment import report_of
-from lightning_llm.ablate.report.from_sizes import ladder_report
+from lightning_llm.ablate.report.from_folder import report_in
 from lightning_llm.ablate.report.from_stream import stream_report
 from lightning_llm.ablate.report.report import add_format, show_written
 from lightning_llm.ablate.results import load_experiment
@@ -48,7 +48,7 @@ from lightning_llm.cli.ablate_verdict import add_options as add_table
 from lightning_llm.cli.ablate_verdict import reach_verdict
 from lightning_llm.cli.errors import reports
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.tool import OneLineParser, Tool
+from lightning_llm.cli.subcommand import OneLineParser, Subcommand
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
 from lightning_llm.io.trust import add_trust_option
@@ -136,7 +136,7 @@ def run_ablate(arguments: Sequence[str]) -> int:
     if problem := _unquoted(arguments):
         return reports.mistake("ablate run", f"{ablate_run.PROG}: error: {problem}")
     own_arguments, of_fit = _split(arguments)
-    return Tool(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own_arguments)
+    return Subcommand(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own_arguments)
 
 
 def _unquoted(arguments: Sequence[str]) -> str:
@@ -183,7 +183,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     options.of_fit = of_fit
-    with interrupts.taken("ablate"):
+    with interrupts.handling("ablate"):
         try:
             return options.act(options)
         except ValueError as error:
@@ -242,7 +242,7 @@ def _draft(experiment: Experiment, options: argparse.Namespace) -> "Draft":
         source = options.experiment and Path(options.experiment)
         draft = ablate_run.draft_of(experiment, options.of_fit, source=source)
         if options.dry_run:
-            show_outlays({experiment.name: draft.outlay(options.workers)}, Console())
+            show_cost_estimates({experiment.name: draft.cost_estimate(options.workers)}, Console())
         return draft
     from lightning_llm.ablate.command import planning
 
@@ -251,7 +251,7 @@ def _draft(experiment: Experiment, options: argparse.Namespace) -> "Draft":
     if options.dry_run:
         print(f"At most {experiment.most_runs()} runs of {experiment.command.text}")
     found = planning.draft_of(experiment)
-    ablate_run.say(found.notes)
+    ablate_run.print_notes(found.notes)
     return found
 
 
@@ -298,7 +298,7 @@ def _trust_command(content: Mapping[str, Any], options: argparse.Namespace) -> N
                 advice = "read it, and add --trust-code to run it"
                 whole = printable(repr(content[key]))  # a shortened one could hide what it runs
                 raise ValueError(f"{options.experiment} names a {key}, {whole}: {advice}")
-            ablate_run.say([f"{options.experiment}: {key}: {printable(str(content[key]))}"])
+            ablate_run.print_notes([f"{options.experiment}: {key}: {printable(str(content[key]))}"])
 
 
 def _overriding(options: argparse.Namespace) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def _extend(options: argparse.Namespace) -> None:
         return
     loaded = load_experiment(options.folder)
     extension, look = extension_of(loaded, options.pairs, options.variants)
-    ablate_run.say([f"adding pairs up to the look at {look}"])
+    ablate_run.print_notes([f"adding pairs up to the look at {look}"])
     loaded.plan.extend(extension)
     ablate_run.run_experiment(loaded.plan, options.workers, options.slurm)
 
@@ -330,7 +330,7 @@ def _power(options: argparse.Namespace) -> None:
         experiment = Plan.read(options.earlier).experiment
         experiment = experiment if options.pairs is None else experiment.cut(options.pairs)
     spread = Spread(options.spread) if options.earlier is None else spread_in(options.earlier, experiment.metric)
-    show_outlook(experiment, spread, Console())
+    show_power_analysis(experiment, spread, Console())
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -342,15 +342,15 @@ def _status(options: argparse.Namespace) -> None:
         stream = Stream.read(options.folder)
         stream_report(stream).show()
         for verdict in stream.verdicts[-1:]:
-            Console().say(*patch_lines(stream, patch_of(stream, verdict), verdict))
+            Console().print_lines(*patch_lines(stream, patch_of(stream, verdict), verdict))
         return
     loaded = load_experiment(options.folder)
     console = Console()
     needed = loaded.state.needed
-    taken = len(claims.taken(loaded.plan.out, map(str, needed)))
+    taken = len(claims.claimed(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
     progress = f"; {progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
-    console.say(f"{options.folder}: {runs}{progress}")
+    console.print_lines(f"{options.folder}: {runs}{progress}")
     report_of(loaded, with_curves=False).show(console)
 
 
@@ -360,14 +360,9 @@ def _report(options: argparse.Namespace) -> None:
         if options.final:
             finish(stream)
         write_current(stream)
-        report = stream_report(stream)
     elif options.final:
         raise ValueError(f"--final ends a stream of ideas, and {options.folder} is none: leave it out")
-    elif (options.folder / LADDER).exists():
-        report = ladder_report(*read_ladder(options.folder))
-    else:
-        report = report_of(load_experiment(options.folder))
-    show_written(report, options.format)
+    show_written(report_in(options.folder), options.format)
 
 
 def _work(options: argparse.Namespace) -> None:
@@ -383,4 +378,4 @@ def _measure(options: argparse.Namespace) -> None:
     measure(options.folder)
 
 
-run_ablate.parser = Tool(lambda options: None, ablate_run.PROG, _options).parser  # type: ignore[attr-defined]
+run_ablate.parser = Subcommand(lambda options: None, ablate_run.PROG, _options).parser  # type: ignore[attr-defined]

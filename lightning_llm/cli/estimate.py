@@ -9,9 +9,9 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.accounting.estimate import HELD, estimate
-from lightning_llm.accounting.settings import STRATEGIES
-from lightning_llm.cli.tool import OneLineParser, size_option, tool
+from lightning_llm.accounting.estimate import MODEL_STATES, estimate
+from lightning_llm.accounting.step_settings import STRATEGIES
+from lightning_llm.cli.subcommand import OneLineParser, size_option, subcommand
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.units import shown_duration, shown_mib, shown_size
@@ -53,7 +53,7 @@ def _options(parser: OneLineParser) -> None:
     add("--explain", action="store_true", help="print the parameters term by term, and what is live at the peak")
 
 
-@tool(_options)
+@subcommand(_options)
 def run_estimate(options: argparse.Namespace) -> None:
     """Estimate parameters, memory, FLOPs, and time of a run from its config."""
     run = read_run(RunOptions.of(options))
@@ -84,7 +84,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if explain:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
-    sizes = {name.replace("_", " "): memory[name] for name in HELD if memory[name] or name != "gathered"}
+    sizes = {name.replace("_", " "): memory[name] for name in MODEL_STATES if memory[name] or name != "gathered"}
     sizes |= {f"saved, {part}": size for part, size in memory["saved"].items()}
     for what in ("gradients", "activations_and_temporaries"):
         sizes[f"{what.replace('_', ' ')} at the peak"] = memory[f"{what}_at_peak"]

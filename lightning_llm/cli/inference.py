@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.stdio import print_data
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.standard_streams import print_data
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.data.corpora import open_corpus
 from lightning_llm.data.formats import Document
 from lightning_llm.data.prepare import encode_document
@@ -64,7 +64,7 @@ def _generate_options(parser: OneLineParser) -> None:
     add("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
 
 
-@tool(_generate_options, RuntimeError)
+@subcommand(_generate_options, RuntimeError)
 def run_generate(options: argparse.Namespace) -> None:
     """Continue a prompt with a trained model."""
     if options.num_samples < 1:
@@ -145,7 +145,7 @@ def _evaluate_options(parser: OneLineParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
 
 
-@tool(_evaluate_options, RuntimeError)
+@subcommand(_evaluate_options, RuntimeError)
 def run_evaluate(options: argparse.Namespace) -> None:
     """Measure loss, perplexity, and bits per byte of a model on texts."""
     corpus = open_corpus(options.data, text_key=options.text_key)

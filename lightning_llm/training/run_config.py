@@ -14,8 +14,14 @@ from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, Measured, StepSettings, weight_dtype
 from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, given_options, request_in, sizing_for, with_options
+from lightning_llm.accounting.step_settings import (
+    CONTEXT_LENGTH,
+    GLOBAL_BATCH_SIZE,
+    Measured,
+    StepSettings,
+    weight_dtype,
+)
 from lightning_llm.io.config_file import (
     MOST,
     Section,

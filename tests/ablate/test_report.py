@@ -275,7 +275,7 @@ def test_the_report_says_what_the_metric_is_of(experiment):
 def test_secondary_metrics_have_intervals_and_decide_nothing(experiment, capsys):
     variants = {"a": {"effect": -0.001, "recall": 0.5}, "lost": {"effect": 0.0, "diverges": [1]}}
     plan = experiment(variants, looks=(4,), secondary=("recall_loss",))
-    work(plan.out, say=lambda line: None)
+    work(plan.out, log=lambda line: None)
     report = report_of(load_experiment(plan.out))
     row = report["variants"]["a"]
     assert (row["verdict"], report["secondary"]) == ("better", {"recall_loss": "nats/token"})

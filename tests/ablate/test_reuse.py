@@ -56,7 +56,7 @@ def first(experiment):
 
 def test_a_second_experiment_trains_no_baseline_no_replay_and_no_null(experiment, first):
     plan, said = plan_of(experiment, "second", "b", effect=0.1), []
-    work(plan.out, say=said.append)
+    work(plan.out, log=said.append)
     assert set(trained(plan)) == {f"b,seed={seed}" for seed in range(4)}
     assert "baseline,seed=0: from first" in said
     alone = plan_of(experiment, "alone", "b", "none", effect=0.1)

@@ -35,7 +35,7 @@ from lightning_llm.ablate.report.record import VERSION, Row
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.measure.timer import Timing
 from lightning_llm.statistics.design import NOT_SHOWN, UNDECIDED, Design
-from lightning_llm.statistics.power import outlook
+from lightning_llm.statistics.power import power_analysis
 from lightning_llm.statistics.verdict import Noise
 from tests.ablate.conftest import frozen, work
 from tests.ablate.test_experiment import ROOT, SHIPPED
@@ -328,7 +328,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     warning = next(line for line in said.splitlines() if line.startswith("warning: "))
     found = re.search(r"delta 0\.005 in only (\d+)% of experiments: .* a delta of about ([\d.]+)", warning)
     assert int(found[1]) < 10
-    wider = outlook(Design(0.025, (8,), float(found[2])), 0.0, 0.008)
+    wider = power_analysis(Design(0.025, (8,), float(found[2])), 0.0, 0.008)
     assert wider.probabilities["equivalent"] == pytest.approx(0.8, abs=0.05)
 
 

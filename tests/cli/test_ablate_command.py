@@ -136,7 +136,9 @@ def test_the_metric_may_be_in_a_file_and_higher_may_be_better(compare):
     status, out, _ = compare(code, "--metric=-acc", "--pairs", "4", command=f"{COMMAND} --out={{run}}", read=read)
     assert status == 0
     assert "\nlr=3: better; " in out
-    assert "a difference is variant minus baseline, higher values are better, so a positive one is an improvement" in out
+    assert (
+        "a difference is variant minus baseline, higher values are better, so a positive one is an improvement" in out
+    )
     row = report()["lr=3"]
     assert row.difference > 0
     assert [pair.baseline for pair in row.by_seed] == pytest.approx([-loss_of(seed, 1.0) for seed in range(4)])

@@ -1,7 +1,6 @@
 """``ablate run --against`` and ``--revisions``: the code of a repository is compared, and nothing of it is touched."""
 
 import dataclasses
-import json
 import os
 import random
 import re

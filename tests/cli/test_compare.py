@@ -31,7 +31,7 @@ from lightning_llm.ablate.report.from_runs import (
 from lightning_llm.ablate.report.sections import SPREAD, TENSORS_ONLY
 from lightning_llm.ablate.report.words import ONE_RUN, share_of, simultaneous
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.cli.report import RunReport
+from lightning_llm.cli.training_output import TrainingSummary
 from lightning_llm.runs.find import find_runs
 from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, RUNNING, read_summary, unfinished
 from lightning_llm.statistics.design import WORSE
@@ -664,7 +664,7 @@ def test_a_run_says_how_it_ended(tiny, monkeypatch):
     assert unfinished(Path("runs/run/version_0")) == "failed (two lines); step 1"
     shutil.rmtree("runs")
     with monkeypatch.context() as patch:
-        patch.setattr(RunReport, "finish", lambda *args: None)  # killed after its last validation
+        patch.setattr(TrainingSummary, "finish", lambda *args: None)  # killed after its last validation
         tiny("fit")
     assert (status()["status"], status()["step"]) == (RUNNING, 6)
     loss = status()["val_loss"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_llm.__main__ import TOOLS, TRAINER_WORDS
+from lightning_llm.__main__ import SUBCOMMANDS, TRAINER_WORDS
 from tests.fuzz import watch
 from tests.fuzz.conftest import Subject, amount
 from tests.fuzz.mutations import WORD_KINDS, edited_words, edits
@@ -147,12 +147,12 @@ def check_result(result, work):
 
 
 def test_the_lines_are_of_all_commands():
-    assert LINES.keys() == {*TRAINER_WORDS, *TOOLS}
+    assert LINES.keys() == {*TRAINER_WORDS, *SUBCOMMANDS}
 
 
 @pytest.mark.parametrize(
     ("commands", "draws"),
-    [(("fit", "check", "validate", "test", "predict"), 10), (tuple(TOOLS), 30)],
+    [(("fit", "check", "validate", "test", "predict"), 10), (tuple(SUBCOMMANDS), 30)],
     ids=["trainer", "tools"],
 )
 def test_a_command_line_is_done_or_refused(world, commands, draws):

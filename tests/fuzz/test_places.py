@@ -22,7 +22,7 @@ OF_FILES = [
     ("check", ["--config", "tiny.yaml", "--model.init_from", "hf"]),
 ]
 # Names that a command may write beside a file, or looks for there
-TAKEN = (".{name}.{pid}.tmp", ".{name}.old.tmp", ".{name}.gone.tmp", "lock", "turn", "job", "version_²", "1²2")
+TAKEN = (".{name}.{pid}.tmp", ".{name}.old.tmp", ".{name}.gone.tmp", "lock", "start_number", "job", "version_²", "1²2")
 
 
 def put(path, kind, outside):

@@ -30,7 +30,7 @@ from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.design import NOT_SHOWN
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
-from lightning_llm.training.callbacks.memory_report import POINTS, last_reports
+from lightning_llm.training.callbacks.memory_breakdown import POINTS, last_breakdowns
 from lightning_llm.training.metrics import BITS, LOSSES, MEMORY, METRICS, PEAK, PEAK_MEMORY, SECONDS, VAL_LOSS
 
 OTHER_WINDOWS = (
@@ -141,7 +141,7 @@ def _report(text: str, groups: Sequence[Group], rows: Sequence[Row], delta: floa
     metric = BITS if BITS in compared and VAL_LOSS not in compared else VAL_LOSS
     same_tokenizer = len({group.tokenizer for group in groups}) == 1
     variants = {group.name: _variant(group, has_bits=not same_tokenizer) for group in groups}
-    step, memory = last_reports([Path(group.runs[0]) for group in groups if group.runs])
+    step, memory = last_breakdowns([Path(group.runs[0]) for group in groups if group.runs])
     reports = {group.name: memory.get(Path(group.runs[0])) for group in groups if group.runs}
     sampled = {name: {point: one[point] for point in POINTS} for name, one in reports.items() if one is not None}
     no_bits = [

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 
 from lightning_llm.ablate.report.record import ReportRecord, Row
 from lightning_llm.ablate.report.sections import Figure, Table, document_of, verdict_table
+from lightning_llm.ablate.report.template import TEMPLATE
 from lightning_llm.io.atomic import atomic_file, write_text
 from lightning_llm.io.charts import canvas, svg
 from lightning_llm.io.console import Console, folded, room
@@ -22,7 +23,6 @@ WIDTH = 9.2  # inches of a figure
 NARROWEST = 16  # characters of a first column: optional columns give way before it gets fewer
 MOST_LINES = 3  # of a name in a first column; longer ones are numbered
 FIGURE_FORMATS = ("svg", "png")
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
 CSV_COLUMNS = (
     *("variant", "baseline", "kind", "size", "metric", "unit", "pairs", "baseline_mean", "mean", "difference"),
     *("low", "high", "level", "p_adjusted", "sd", "correlation", "verdict", "direction", "against_delta", "sentence"),
@@ -36,20 +36,20 @@ CSV_COLUMNS = (
 def show(report: ReportRecord, console: Console) -> None:
     """Print a report: what was found comes last, where the eye is."""
     document = document_of(report)
-    console.say(document.title)
+    console.print_lines(document.title)
     _print_parts(document.about, console)
     for section in document.sections:
         _print_parts(section.parts, console)
-    console.say("")
+    console.print_lines("")
     _print_parts(document.found.parts, console)
 
 
 def _print_parts(parts: Sequence[Any], console: Console) -> None:
     for part in parts:
         if isinstance(part, str):
-            console.say(part)
+            console.print_lines(part)
         elif isinstance(part, Table) and part.is_text and not part.is_detail:
-            console.say(*(f"{name}: {what}" for name, what, *_ in part.rows))
+            console.print_lines(*(f"{name}: {what}" for name, what, *_ in part.rows))
         elif isinstance(part, Table) and not part.is_detail:
             print_table(part, console)
 
@@ -78,7 +78,7 @@ def print_table(table: Table, console: Console) -> None:
     for row in rows:
         printed.add_row(labels[row[first]], *(row[place] for place in rest))
     console.print(printed)
-    console.say(*legend)
+    console.print_lines(*legend)
 
 
 def _broken(cell: str) -> str:
@@ -115,7 +115,7 @@ def _template() -> Any:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["printable"] = lambda value: printable(str(value))
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return environment.from_string(TEMPLATE.lstrip())
 
 
 def _kind_of(part: object) -> str:

@@ -43,7 +43,7 @@ def show_written(report: "Report", format: str = FORMATS[0]) -> None:
     console = Console()
     print_reports([report], format, console)
     if format == FORMATS[0]:
-        console.say(f"Written: {page}")
+        console.print_lines(f"Written: {page}")
 
 
 class Report(ReportRecord, kw_only=True, omit_defaults=True):

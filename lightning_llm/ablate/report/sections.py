@@ -16,7 +16,7 @@ from lightning_llm.ablate.report import figures, words
 from lightning_llm.ablate.report.record import ReportRecord, Row, Variant
 from lightning_llm.ablate.words import milliseconds, percent, signed, tested_in_words
 from lightning_llm.io.units import MIB, shown_duration
-from lightning_llm.training.callbacks.memory_report import POINTS, difference
+from lightning_llm.training.callbacks.memory_breakdown import POINTS, difference
 from lightning_llm.training.metrics import METRICS, RECALL
 
 WIDEST = 28  # characters of a column of memory; longer names stand above the table
@@ -133,20 +133,15 @@ def document_of(report: ReportRecord) -> Document:
 def verdict_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
     """The table of comparisons, with a column for each thing in which rows differ."""
     has_sizes = any(row.size is not None for row in rows)
-    metrics = {row.metric for row in rows}
-    has_metrics = len(metrics) > 1 or not metrics <= {report.metric}
     are_pairs = all(row.runs_of_sides is None for row in rows)
     has_multiplier = any(row.multiplier is not None for row in rows)
     interval = f"{percent(report.level)} interval"
-    head = ["variant", *(["size"] if has_sizes else []), *(["metric"] if has_metrics else [])]
+    head = ["variant", *(["size"] if has_sizes else [])]
     head += ["pairs" if are_pairs else "runs", "difference", interval, P_ADJUSTED, "verdict"]
     head += ["× compute"] if has_multiplier else []
     cells = []
     for row in rows:
-        titles = [row.label, *([row.size or "–"] if has_sizes else [])]
-        if has_metrics:
-            metric = METRICS.get(row.metric)
-            titles.append(row.metric if metric is None else f"{metric.title}, {metric.unit}")
+        titles = [words.title_of(report, row), *([row.size or "–"] if has_sizes else [])]
         times = "–" if row.multiplier is None else f"{row.multiplier:.2f}"
         cells.append([*titles, *_cells(row), *([times] if has_multiplier else [])])
     if all(row.p_adjusted is None for row in rows) and any(row.is_tested for row in rows):
@@ -405,6 +400,7 @@ def _of_runs(report: ReportRecord) -> Document:
     if any(row.difference is not None and row.sd is None for row in rows):
         lines.append(words.ONE_RUN)
     in_words = msgspec.structs.replace(report, rows=[_titled(row, titles[row.variant]) for row in report.rows])
+    values = [_titled(row, words.title_of(in_words, row)) for row in in_words.rows]
     parts: list[Part] = []
     if rows:
         has_intervals = any(row.interval is not None and row.metric == report.metric for row in rows)
@@ -415,11 +411,12 @@ def _of_runs(report: ReportRecord) -> Document:
         parts = [*drawn, _runs_table(report, rows), *all_hold, *words.verdict_lines(in_words), *lines]
     found = Section("Differences from the first group", [*parts, *report.notes])
     about: list[Part] = [_groups_table(report)]
-    about += (
-        [SPREAD] if any(mean.sd is not None for own in report.variants.values() for mean in own.means.values()) else []
-    )
+    means = [mean for own in report.variants.values() for mean in own.means.values()]
+    about += [SPREAD] if any(mean.sd is not None for mean in means) else []
     about += [f"The first group is the baseline; {words.direction_line(report)}"] if others else []
-    noise = Section("Noise", [*words.noise_lines(in_words), *_pairs_table(in_words)])
+    noise = Section(
+        "Noise", [*words.noise_lines(in_words), *_pairs_table(msgspec.structs.replace(report, rows=values))]
+    )
     sections = [section for section in (noise, _memory(report)) if section.parts]
     return Document(f"Runs on {report.name}", about, found, sections, _footer(report))
 
@@ -432,16 +429,22 @@ def _named(name: str, own: Variant, other: Variant) -> str:
 
 
 def _titled(row: Row, title: str) -> Row:
-    """The row, called by both groups and its metric."""
-    metric = METRICS.get(row.metric)
-    return dataclasses.replace(row, variant=f"{title}, {row.metric if metric is None else metric.title}")
+    """The row under another name."""
+    return dataclasses.replace(row, variant=title)
 
 
 def _runs_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
-    """The comparisons; a narrow terminal leaves out what the sentences have too."""
+    """The comparisons with their metrics; a narrow terminal leaves out what the sentences have too."""
     table = verdict_table(report, rows)
-    optional = [title for title in ("pairs", "runs", P_ADJUSTED) if title in table.head]
-    return dataclasses.replace(table, optional=optional, folded=["metric"], names=list(report.variants))
+    cells = [[row.variant, _metric(row), *each[1:]] for row, each in zip(rows, table.rows, strict=True)]
+    head = ["group", "metric", *table.head[1:]]
+    optional = [title for title in ("pairs", "runs", P_ADJUSTED) if title in head]
+    return Table(head, cells, optional=optional, folded=["metric"], names=list(report.variants))
+
+
+def _metric(row: Row) -> str:
+    metric = METRICS.get(row.metric)
+    return row.metric if metric is None else f"{metric.title}, {metric.unit}"
 
 
 def _memory(report: ReportRecord) -> Section:

@@ -150,7 +150,7 @@ def simultaneous(share: float) -> str:
 
 def verdict_lines(report: ReportRecord) -> list[str]:
     """A sentence for each comparison, with what a reader must know about it."""
-    lines = [sentence(row, report.half_width) for row in report.results]
+    lines = [sentence(row, title_of(report, row), report.half_width) for row in report.results]
     lines += [secondary_sentence(row) for row in report.of_kind("secondary")]
     lines += [ABOUT_SECONDARY] if any(report.of_kind("secondary")) else []
     if any(row.further_pairs for row in report.rows) and report.folder:
@@ -158,14 +158,22 @@ def verdict_lines(report: ReportRecord) -> list[str]:
     return lines
 
 
-def sentence(row: Row, half_width: float | None = None) -> str:
+def title_of(report: ReportRecord, row: Row) -> str:
+    """The name of a row's variant, with its metric where the results have several."""
+    if len({each.metric for each in report.results}) < 2:
+        return row.label
+    return f"{row.label}, {METRICS[row.metric].title if row.metric in METRICS else row.metric}"
+
+
+def sentence(row: Row, title: str, half_width: float | None = None) -> str:
     """What was found of a row.
 
     Args:
         row: Of a report.
+        title: The name that it has.
         half_width: Of the interval that ends the comparison; ``None``: a verdict does.
     """
-    title = row.label if row.size is None else f"{row.label} at {row.size}"
+    title = title if row.size is None else f"{title} at {row.size}"
     if row.note == NOT_TESTED:
         return f"{title}: {row.note}."
     clauses = [f"{title}: {row.sentence}"]
@@ -206,6 +214,8 @@ def noise_lines(report: ReportRecord) -> list[str]:
     """How noisy the runs are, and what pairing did, one line for each fact."""
     lines = [*_check_lines(report)]
     for row in report.of_kind("result"):
+        if row.metric != report.metric:
+            continue
         lines += [*_pairs_lines(row, report.alpha)]
         variant = report.variants.get(row.variant)
         if variant is not None and variant.start is not None and row.size is None:

@@ -1,4 +1,4 @@
-"""Tools: every command but those of the Trainer. A function with the decorator :func:`tool` is one."""
+"""Subcommands: every one but those of the Trainer. A function with the decorator :func:`subcommand` is one."""
 
 import argparse
 import re
@@ -52,7 +52,7 @@ class OneLineParser(argparse.ArgumentParser):
         return " ".join(prog.split()[1:3])
 
 
-class Tool:
+class Subcommand:
     """A command of its own: call it with the words behind its name.
 
     Calling it returns the exit status: 0, or what the action returns; 2 after a line about what is wrong; 130 after a
@@ -76,7 +76,7 @@ class Tool:
         self._mistakes: tuple[type[Exception], ...] = (ValueError, OSError, *mistakes)
 
     def __call__(self, words: Sequence[str]) -> int:
-        """Run the tool with the words behind its name; returns the exit status."""
+        """Run the subcommand with the words behind its name; returns the exit status."""
         command = self.parser.prog.split()[1]
         if command != "-m":  # of python -m benchmarks
             interrupts.command = command
@@ -89,18 +89,18 @@ class Tool:
         except BrokenPipeError:
             raise
         except KeyboardInterrupt:
-            return interrupts.say(interrupts.number or signal.SIGINT, self._when_interrupted)
+            return interrupts.print_interruption(interrupts.number or signal.SIGINT, self._when_interrupted)
         except self._mistakes as error:
             action = getattr(options, "action", "")
             return reports.mistake(f"{command} {action}", f"{self.parser.prog}: error: {reason_of(error)}")
         return status if isinstance(status, int) else 0
 
 
-def tool(add_options: AddOptions, *mistakes: type[Exception], **options: str) -> Callable[[Action], Tool]:
-    """Make a tool ``lightning-llm NAME`` of a function ``run_NAME``. Arguments as for :class:`Tool`."""
+def subcommand(add_options: AddOptions, *mistakes: type[Exception], **options: str) -> Callable[[Action], Subcommand]:
+    """Make a subcommand ``lightning-llm NAME`` of a function ``run_NAME``. Arguments as for :class:`Subcommand`."""
 
-    def made(act: Any) -> Tool:
-        return Tool(act, f"lightning-llm {act.__name__.removeprefix('run_')}", add_options, *mistakes, **options)
+    def made(act: Any) -> Subcommand:
+        return Subcommand(act, f"lightning-llm {act.__name__.removeprefix('run_')}", add_options, *mistakes, **options)
 
     return made
 

@@ -17,7 +17,7 @@ from lightning_llm.generation.packed_step import can_pack
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.plain import is_plain
+from lightning_llm.model.unmodified import is_unmodified
 
 HIDDEN, WIDTH, VOCAB = 12, 20, 31
 LEVELS = [0, 1, 2]
@@ -144,10 +144,10 @@ def test_a_parametrized_projection_is_read(monkeypatch):
 
 def test_a_weight_with_tensors_inside_is_not_plain():
     linear = nn.Linear(3, 4)
-    assert is_plain(linear, nn.Linear)
+    assert is_unmodified(linear, nn.Linear)
     linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Wrapped))
-    assert not is_plain(linear, nn.Linear)
-    assert not is_plain(nn.Embedding(3, 4), nn.Linear)
+    assert not is_unmodified(linear, nn.Linear)
+    assert not is_unmodified(nn.Embedding(3, 4), nn.Linear)
 
 
 @pytest.mark.parametrize("mlp", [SwiGLU, MemoryOptimizedSwiGLU])

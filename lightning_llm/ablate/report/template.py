@@ -1,3 +1,6 @@
+"""The one HTML template of reports: a page, or a fragment for a notebook. Jinja escapes all that is filled in."""
+
+TEMPLATE = r"""
 {% macro table_of(table) %}
 <div class="wide"><table{% if table.is_text %} class="text"{% endif %}>
 <thead><tr>{% for title in table.head %}<th>{{ title.replace("\n", " ") | printable }}</th>{% endfor %}</tr></thead>
@@ -18,7 +21,8 @@
 {% elif kind == "figure" %}
 <figure>{{ svg(part) }}{% if part.caption %}<figcaption>{{ part.caption | printable }}</figcaption>{% endif %}</figure>
 {% elif kind == "diff" %}
-<p>{{ part.name | printable }}: <a href="{{ part.path }}">the whole diff</a></p><pre>{{ part.summary | printable }}</pre>
+<p>{{ part.name | printable }}: <a href="{{ part.path }}">the whole diff</a></p>
+<pre>{{ part.summary | printable }}</pre>
 {% elif part.fold %}
 <details><summary>{{ part.fold | printable }}</summary>{{ table_of(part) }}</details>
 {% else %}
@@ -32,7 +36,8 @@
 {{ scope }} p { margin: 0.4rem 0; }
 {{ scope }} .wide { overflow-x: auto; }
 {{ scope }} table { border-collapse: collapse; font-size: 0.9rem; }
-{{ scope }} th, {{ scope }} td { text-align: right; padding: 0.25rem 0.7rem; border-bottom: 1px solid var(--line, #d0d7de); }
+{{ scope }} th, {{ scope }} td { text-align: right; padding: 0.25rem 0.7rem;
+  border-bottom: 1px solid var(--line, #d0d7de); }
 {{ scope }} th { vertical-align: bottom; font-weight: 600; }
 {{ scope }} th:first-child, {{ scope }} td:first-child { text-align: left; }
 {{ scope }} table.text td, {{ scope }} table.text th { text-align: left; }
@@ -78,3 +83,4 @@ h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top:
 {% endfor %}
 </div>
 {% endif %}
+"""

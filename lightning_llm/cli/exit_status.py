@@ -24,7 +24,7 @@ from lightning_llm.training.callbacks.signals import Interrupted, requeue_job
 MISTAKES = (argparse.ArgumentError, ValueError, OSError, MisconfigurationException)
 
 
-def report(error: Exception, command: str, words: Sequence[str]) -> int | None:
+def exit_status_of(error: Exception, command: str, words: Sequence[str]) -> int | None:
     """Print one line about what has ended a command. Call it inside the ``except`` clause.
 
     Returns:
@@ -35,13 +35,13 @@ def report(error: Exception, command: str, words: Sequence[str]) -> int | None:
         _report_interruption(error, name, words)
         return error.exit_status
     if isinstance(error, NonFinite):
-        say(with_page(command, f"{name}: stopped: {error}"))
+        rank_zero_print(with_page(command, f"{name}: stopped: {error}"))
         return FAILED
     if isinstance(error, RuntimeError | MemoryError):
         if lost := jobs.lost_contact(error):  # every process prints it: it may be the only one left
             print(with_page(command, f"{name}: {lost}"), file=sys.stderr)
         elif is_out_of_memory(error):  # the memory profiler has printed what to do
-            say(with_page(command, f"{name}: out of memory: {reason_of(error)}"))
+            rank_zero_print(with_page(command, f"{name}: out of memory: {reason_of(error)}"))
         else:
             return None
         return FAILED
@@ -73,25 +73,25 @@ def _advice(error: OSError) -> str:
 
 
 def _report_interruption(interruption: Interrupted, name: str, words: Sequence[str]) -> None:
-    interrupts.hold_off()
+    interrupts.ignore_signals()
     outcome = "no checkpoint was saved: the run has none"
     if interruption.is_saved:
         outcome = f"nothing is lost. Resume with: {command_line.resume_command(words)}"
-    say(f"{name}: {interruption}; {outcome}")
+    rank_zero_print(f"{name}: {interruption}; {outcome}")
     if interruption.requeue and is_first_process():
         try:
-            say(f"SLURM queues job {requeue_job()} again")
+            rank_zero_print(f"SLURM queues job {requeue_job()} again")
         except OSError as error:
-            say(f"the job could not be queued again: {reason_of(error)}")
+            rank_zero_print(f"the job could not be queued again: {reason_of(error)}")
 
 
-def of_thread(failure: threading.ExceptHookArgs) -> None:
+def report_thread_error(failure: threading.ExceptHookArgs) -> None:
     """Errors in TensorBoard's thread, on a full disk for example, are raised again where the run logs next."""
     if not isinstance(failure.exc_value, OSError | SystemExit | None):
         reports.unexpected(interrupts.command, failure.exc_value)
 
 
-def say(text: str) -> None:
+def rank_zero_print(text: str) -> None:
     """Print a line on stderr, once for all processes."""
     if is_first_process():
         print(text, file=sys.stderr)

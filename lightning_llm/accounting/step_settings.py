@@ -101,7 +101,7 @@ class StepSettings:
     gradient_views: bool = False
 
     @property
-    def unshared(self) -> "StepSettings":
+    def single_process(self) -> "StepSettings":
         """Settings for the tensors of one process's step: no optimizer state, and nothing that processes share.
 
         FSDP2 gathers parameters in bf16 under ``bf16-mixed``; float32 stays in the share.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_llm.cli import ends
+from lightning_llm.cli import exit_status
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.training.callbacks.non_finite import NonFinite
 from lightning_llm.training.callbacks.signals import Interrupted
@@ -21,7 +21,7 @@ WORDS = ["fit", "--config", "a.yaml"]
 
 @pytest.fixture(autouse=True)
 def _signals_as_they_are(monkeypatch):
-    monkeypatch.setattr(type(interrupts), "hold_off", lambda self: None)
+    monkeypatch.setattr(type(interrupts), "ignore_signals", lambda self: None)
 
 
 @pytest.mark.parametrize(
@@ -45,34 +45,34 @@ def _signals_as_they_are(monkeypatch):
     ],
 )
 def test_one_line_and_a_status(capsys, error, status, says):
-    assert ends.report(error, "fit", WORDS) == status
+    assert exit_status.exit_status_of(error, "fit", WORDS) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("another")])
 def test_what_nobody_expected_is_left_to_the_caller(capsys, error):
-    assert ends.report(error, "fit", WORDS) is None
+    assert exit_status.exit_status_of(error, "fit", WORDS) is None
     assert capsys.readouterr().err == ""
 
 
 def test_an_interrupted_job_says_whether_it_is_queued_again(capsys, monkeypatch):
     interruption = Interrupted(signal.SIGUSR1, 3, requeue=True)
-    monkeypatch.setattr(ends, "requeue_job", lambda: "42")
-    ends.report(interruption, "fit", WORDS)
+    monkeypatch.setattr(exit_status, "requeue_job", lambda: "42")
+    exit_status.exit_status_of(interruption, "fit", WORDS)
     assert capsys.readouterr().err.splitlines()[1:] == ["SLURM queues job 42 again"]
 
     def refuse():
         raise OSError("scontrol is missing")
 
-    monkeypatch.setattr(ends, "requeue_job", refuse)
-    ends.report(interruption, "fit", WORDS)
+    monkeypatch.setattr(exit_status, "requeue_job", refuse)
+    exit_status.exit_status_of(interruption, "fit", WORDS)
     assert capsys.readouterr().err.splitlines()[1:] == ["the job could not be queued again: scontrol is missing"]
 
 
 @pytest.mark.parametrize(("error", "is_reported"), [(OSError("disk full"), False), (ValueError("a bug"), True)])
 def test_an_error_of_a_thread_is_reported_unless_it_will_be_raised_again(capsys, error, is_reported):
-    ends.of_thread(threading.ExceptHookArgs((type(error), error, None, None)))
+    exit_status.report_thread_error(threading.ExceptHookArgs((type(error), error, None, None)))
     assert ("failed: ValueError: a bug" in capsys.readouterr().err) == is_reported
 
 
@@ -81,9 +81,9 @@ def full(*args, **kwargs):
 
 
 def test_an_error_without_words_gets_some(capsys):
-    assert ends.report(MemoryError(), "fit", WORDS) == 1
+    assert exit_status.exit_status_of(MemoryError(), "fit", WORDS) == 1
     assert "out of memory: the system gives this process no more (docs/memory.md)" in capsys.readouterr().err
-    assert ends.report(ValueError(), "fit", WORDS) == 2
+    assert exit_status.exit_status_of(ValueError(), "fit", WORDS) == 2
     assert "fit: error: ValueError (docs/" in capsys.readouterr().err
 
 

@@ -33,10 +33,10 @@ GROUPINGS = {"by_kind": "by category", "by_module": "by module"}  # the keys of 
 # A hue for each part of a layer, lighter from layer to layer; other modules have one of the other hues.
 HUES = {"mlp": 0.06, "self_attn": 0.58, "input_layernorm": 0.33, "post_attention_layernorm": 0.42}
 OTHER_HUES = (0.93, 0.75, 0.14, 0.50, 0.84, 0.25)
-Report = dict[str, Any]
+Breakdown = dict[str, Any]
 
 
-def step_report(timeline: Timeline, top: int) -> Report:
+def step_breakdown(timeline: Timeline, top: int) -> Breakdown:
     """Peak, what forward saved, phases and timeline of the ``top`` modules that hold most at the peak; in bytes."""
     peak, saved = timeline.peak, timeline.saved
     names = list(peak.by_module())[:top]
@@ -47,8 +47,8 @@ def step_report(timeline: Timeline, top: int) -> Report:
         shown[REST] = point.total_bytes - sum(shown.values())
         samples.append({"operator": point.operator, "by_kind": point.by_category(), "by_module": shown})
     return {
-        "peak": point_report(peak),
-        "saved": saved and point_report(saved),
+        "peak": point_breakdown(peak),
+        "saved": saved and point_breakdown(saved),
         "phases": timeline.phases(),
         "timeline": {"marks": timeline.marks, "operators": timeline.operators, "samples": samples},
     }
@@ -71,7 +71,7 @@ def table_of(point: Mapping[str, Any], title: str, top: int) -> Table:
     return table
 
 
-def point_report(point: MemorySample) -> Report:
+def point_breakdown(point: MemorySample) -> Breakdown:
     """Live bytes at a point in the step: total, by category, by module, and as a table."""
     return {
         "bytes": point.total_bytes,
@@ -83,7 +83,7 @@ def point_report(point: MemorySample) -> Report:
     }
 
 
-def last_reports(runs: Sequence[Path]) -> tuple[int, dict[Path, Report]]:
+def last_breakdowns(runs: Sequence[Path]) -> tuple[int, dict[Path, Breakdown]]:
     """The step that most runs sampled, the last one of several, and its report by run, of the first process.
 
     Runs of compiled code have none: the meter does not see it.
@@ -101,7 +101,7 @@ def _files_of(run: Path) -> dict[int, Path]:
     return {number: path for path, number in numbers.items() if number is not None}
 
 
-def difference(points: Mapping[str, Report]) -> tuple[list[str], list[list[str]]]:
+def difference(points: Mapping[str, Breakdown]) -> tuple[list[str], list[list[str]]]:
     """Titles and rows of a table: categories, then modules that differ, most first, with differences from the first.
 
     Args:
@@ -139,7 +139,7 @@ def _spread(sizes: Sequence[int]) -> int:
     return max(sizes) - min(sizes)
 
 
-def draw(reports: Mapping[str, Report], title: str) -> Any:
+def draw(reports: Mapping[str, Breakdown], title: str) -> Any:
     """A ``matplotlib.figure.Figure`` with a canvas of its own, and a column for each report, by its title."""
     highest = max(report["peak"]["bytes"] for report in reports.values())
     unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
@@ -176,7 +176,9 @@ def pixels(figure: Any) -> Any:
     return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
-def _stack(axis: Any, report: Report, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int) -> None:
+def _stack(
+    axis: Any, report: Breakdown, grouping: str, keys: Sequence[str], colors: Mapping[str, Any], unit: int
+) -> None:
     samples = sorted(report["timeline"]["samples"], key=lambda one: (one["operator"], sum(one[grouping].values())))
     highest = {sample["operator"]: sample for sample in samples}  # of several within one operator
     x = [*highest, report["timeline"]["operators"]]

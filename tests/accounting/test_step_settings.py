@@ -12,8 +12,8 @@ from lightning_llm.__main__ import main
 from lightning_llm.accounting import estimate as estimates
 from lightning_llm.accounting import planner, step_memory
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch, weight_dtype
-from lightning_llm.accounting.sharding import shared_memory
+from lightning_llm.accounting.sharding import rank_memory
+from lightning_llm.accounting.step_settings import StepSettings, rows_per_micro_batch, weight_dtype
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training import run_config
@@ -33,17 +33,19 @@ def with_buffers(monkeypatch):
     """The place that uses it."""
 
     def shared(config, points, settings):
-        memory = shared_memory(config, points, settings)
+        memory = rank_memory(config, points, settings)
         return dataclasses.replace(memory, peak=memory.peak + settings.buffers)
 
     for module in (planner, estimates):
-        monkeypatch.setattr(module, "shared_memory", shared)
+        monkeypatch.setattr(module, "rank_memory", shared)
 
 
 def planned(**settings):
     step = WithBuffers(rows=1, context_length=32, **settings)
-    task = planner.Task(config=CONFIG, cost_model=CostModel(device=GENERIC["cpu"]), step=step, global_batch_size=8)
-    return planner.Planner(task).fastest(float("inf"))
+    space = planner.SearchSpace(
+        config=CONFIG, cost_model=CostModel(device=GENERIC["cpu"]), step=step, global_batch_size=8
+    )
+    return planner.Planner(space).fastest(float("inf"))
 
 
 def test_a_new_setting_reaches_the_plan(with_buffers):
@@ -68,11 +70,11 @@ def test_a_new_setting_reaches_the_estimate(with_buffers, monkeypatch, tmp_path,
 def test_the_trace_of_one_process_is_the_same_whatever_processes_share():
     step = StepSettings(rows=2, context_length=32, precision="bf16-mixed", accumulation=3)
     shared = dataclasses.replace(step, strategy="ddp", world_size=4, gradient_views=True, state_itemsize=2)
-    assert shared.unshared == step.unshared
-    assert step.unshared.precision == "bf16-mixed"
+    assert shared.single_process == step.single_process
+    assert step.single_process.precision == "bf16-mixed"
     # FSDP2 gathers in bf16
-    assert dataclasses.replace(shared, strategy="fsdp2").unshared.precision == "bf16-true"
-    assert dataclasses.replace(step, strategy="fsdp2").unshared == step.unshared
+    assert dataclasses.replace(shared, strategy="fsdp2").single_process.precision == "bf16-true"
+    assert dataclasses.replace(step, strategy="fsdp2").single_process == step.single_process
 
 
 def test_only_one_precision_has_weights_in_bfloat16():

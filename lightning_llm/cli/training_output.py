@@ -24,7 +24,7 @@ from lightning_llm.io.trust import TRUST_CODE
 from lightning_llm.runs.directory import BEST, run_dir_of
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints
-from lightning_llm.training.callbacks.run_record import callback_of, write_summary
+from lightning_llm.training.callbacks.summary_file import callback_of, write_summary
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
 from lightning_llm.training.metrics import TRAIN_LOSS_EVAL, VAL_LOSS
@@ -51,7 +51,7 @@ def print_checks(checks: Sequence[Check]) -> None:
     print("ok")
 
 
-class RunReport(Callback):
+class TrainingSummary(Callback):
     """Prints model, data and steps before the first step, and the results at the end."""
 
     def __init__(self) -> None:

@@ -9,10 +9,10 @@ from torch.utils.module_tracker import ModuleTracker
 from lightning_llm.measure.attribution import AttributedMeter
 
 # Classes whose hooks change nothing. A layer above adds its own.
-WATCHERS: set[type] = {AttributedMeter, ModuleTracker}  # ModuleTracker: of FlopCounterMode
+PASSIVE_HOOK_OWNERS: set[type] = {AttributedMeter, ModuleTracker}  # ModuleTracker: of FlopCounterMode
 
 
-def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+def is_unmodified(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     """Whether a call of ``module`` computes the formula of its class from its parameters, and nothing else happens.
 
     An operator that takes ``projection.weight`` skips everything else that happens in a call of the projection: a LoRA
@@ -36,7 +36,7 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a hook of the module itself, or one for all modules, may change what a call of it computes."""
-    return any(not _only_watches(hook) for hook in hooks_of(module))
+    return any(not _is_passive(hook) for hook in hooks_of(module))
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -49,6 +49,6 @@ def hooks_of(module: nn.Module) -> list[Any]:
     return [hook for group in hooks for hook in group.values()]
 
 
-def _only_watches(hook: Any) -> bool:
+def _is_passive(hook: Any) -> bool:
     owner = getattr(getattr(hook, "func", hook), "__self__", None)  # of a method, or of a partial of one
-    return isinstance(owner, tuple(WATCHERS))
+    return isinstance(owner, tuple(PASSIVE_HOOK_OWNERS))

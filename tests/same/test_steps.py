@@ -10,8 +10,8 @@ from lightning_llm.data.batches import IGNORED
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import MLP, SwiGLU
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.same import settings as same
-from lightning_llm.same.settings import EXACT, Judge, Setting
+from lightning_llm.same import steps as same
+from lightning_llm.same.steps import EXACT, Float64Reference, Setting
 from lightning_llm.same.tiny_model import make_batch, tiny_config
 
 HERE = __name__
@@ -59,8 +59,8 @@ class WrongNorm(RMSNorm):
 
 
 @pytest.fixture(scope="module")
-def judge():
-    return Judge(BASE)
+def reference():
+    return Float64Reference(BASE)
 
 
 @pytest.fixture(autouse=True)
@@ -77,9 +77,9 @@ def with_config(**changes):
     return dataclasses.replace(BASE, config=dataclasses.replace(BASE.config, **changes))
 
 
-def different(judge, setting):
+def different(reference, setting):
     """By precision, the first module that differs, and where; only those with one."""
-    found = judge.findings(setting)
+    found = reference.findings(setting)
     assert all(len(of_all) >= 15 for of_all in found.values())
     first = {name: next((one for one in of_all if one.differs), None) for name, of_all in found.items()}
     return {name: (one.module, one.phase) for name, one in first.items() if one is not None}
@@ -103,24 +103,24 @@ PRECISIONS += [(name, "bf16-mixed") for name in ("base", "level [0, 1, 2]", "tra
 
 
 @pytest.mark.parametrize(("name", "precision"), PRECISIONS)
-def test_settings_that_are_the_same(judge, name, precision):
-    assert not different(judge, dataclasses.replace(SAME[name], precision=precision))
+def test_settings_that_are_the_same(reference, name, precision):
+    assert not different(reference, dataclasses.replace(SAME[name], precision=precision))
 
 
 @pytest.mark.parametrize("name", ["WrongInside", "WrongWeight", "WrongForward"])
-def test_one_percent_in_one_layer_is_found_there(judge, name):
+def test_one_percent_in_one_layer_is_found_there(reference, name):
     where = ("layers.1.mlp", "forward" if name == "WrongForward" else "backward")
     setting = with_config(mlp=f"{HERE}.{name}")
-    assert different(judge, dataclasses.replace(setting, precision="32-true")) == {"32-true": where, EXACT: where}
+    assert different(reference, dataclasses.replace(setting, precision="32-true")) == {"32-true": where, EXACT: where}
     if name == "WrongInside":  # in bfloat16, one percent is rounding: float64 finds it
-        assert different(judge, dataclasses.replace(setting, precision="bf16-mixed"))[EXACT] == where
+        assert different(reference, dataclasses.replace(setting, precision="bf16-mixed"))[EXACT] == where
 
 
-def test_a_wrong_norm_is_found_in_the_last_one(judge):
-    assert different(judge, with_config(norm=f"{HERE}.WrongNorm"))[EXACT] == ("norm", "backward")
+def test_a_wrong_norm_is_found_in_the_last_one(reference):
+    assert different(reference, with_config(norm=f"{HERE}.WrongNorm"))[EXACT] == ("norm", "backward")
 
 
-def test_a_wrong_level_is_found_in_its_layer(judge, monkeypatch):
+def test_a_wrong_level_is_found_in_its_layer(reference, monkeypatch):
     from lightning_llm.ops import swiglu_tiles
 
     right = swiglu_tiles.swiglu_backward
@@ -131,15 +131,15 @@ def test_a_wrong_level_is_found_in_its_layer(judge, monkeypatch):
 
     monkeypatch.setattr("lightning_llm.ops.swiglu.tiles.swiglu_backward", wrong)
     for level in ([0, 0, 2], [0, 0, 1], 0):
-        assert different(judge, with_config(checkpoint_level=level))["32-true"] == ("layers.2.mlp", "backward")
+        assert different(reference, with_config(checkpoint_level=level))["32-true"] == ("layers.2.mlp", "backward")
 
 
-def test_a_mean_of_means_is_found(judge, monkeypatch):
+def test_a_mean_of_means_is_found(reference, monkeypatch):
     batch = make_batch(documents=False)
     assert len({int(count) for count in (batch["targets"] != IGNORED).sum(1)}) > 1
     monkeypatch.setattr(same, "make_batch", lambda documents: batch)
     monkeypatch.setattr(same, "IGNORED", -1)  # each micro-batch then has the same weight
-    assert different(judge, dataclasses.replace(BASE, micro_batch=1))[EXACT] == ("lm_head", "backward")
+    assert different(reference, dataclasses.replace(BASE, micro_batch=1))[EXACT] == ("lm_head", "backward")
 
 
 @pytest.mark.parametrize(
@@ -155,26 +155,26 @@ def test_a_mean_of_means_is_found(judge, monkeypatch):
 )
 def test_other_parts(changes):
     base = Setting(config=tiny_config(ModelConfig(**{"num_attention_heads": 4, "dropout": 0.1, **changes})))
-    judge = Judge(base)
+    reference = Float64Reference(base)
     recomputed = dataclasses.replace(base.config, recompute="block")
     for setting in (base, dataclasses.replace(base, config=recomputed, loss_chunks=2, precision="bf16-mixed")):
-        assert not different(judge, setting)
+        assert not different(reference, setting)
 
 
 def test_gpt2_in_transformers():
     config = ModelConfig(norm="layernorm", position="learned", mlp="gelu", attention_bias=True, mlp_bias=True)
     setting = Setting(config=tiny_config(config), form="transformers")
-    found = Judge(setting).findings(setting)["32-true"]
+    found = Float64Reference(setting).findings(setting)["32-true"]
     assert not [one for one in found if one.differs]
     assert {"layers.2.mlp", "layers.0.self_attn", "norm", "layers.1"} <= {one.module for one in found}
 
 
 def test_documents():
     base = dataclasses.replace(BASE, documents=True)
-    judge = Judge(base)
+    reference = Float64Reference(base)
     for setting in (base, dataclasses.replace(base, micro_batch=3)):
-        assert not different(judge, setting)
-    assert different(judge, BASE)["32-true"] == ("layers.0.self_attn", "forward")
+        assert not different(reference, setting)
+    assert different(reference, BASE)["32-true"] == ("layers.0.self_attn", "forward")
 
 
 def right(part, x):
@@ -186,11 +186,11 @@ def wrong(part, x):
 
 
 def test_a_reference_of_the_users():
-    assert not different(Judge(BASE, "mlp", right), BASE)
-    assert different(Judge(BASE, "mlp", wrong), BASE)["32-true"] == ("layers.0.mlp", "forward")
-    assert different(Judge(BASE, "layers.2.mlp", wrong), BASE)[EXACT] == ("layers.2.mlp", "forward")
+    assert not different(Float64Reference(BASE, "mlp", right), BASE)
+    assert different(Float64Reference(BASE, "mlp", wrong), BASE)["32-true"] == ("layers.0.mlp", "forward")
+    assert different(Float64Reference(BASE, "layers.2.mlp", wrong), BASE)[EXACT] == ("layers.2.mlp", "forward")
     with pytest.raises(ValueError, match=r"--part 'ml' is no part of the model: choose among .*self_attn, .*mlp"):
-        Judge(BASE, "ml", right)
+        Float64Reference(BASE, "ml", right)
 
 
 class Wider(MLP):
@@ -199,29 +199,29 @@ class Wider(MLP):
 
 
 @pytest.mark.parametrize("mlp", ["gelu", f"{HERE}.Wider"])
-def test_other_parameters_are_refused(judge, mlp):
+def test_other_parameters_are_refused(reference, mlp):
     with pytest.raises(ValueError, match=r"other parameters than the base \(layers.0.mlp"):
-        judge.findings(with_config(mlp=mlp))
+        reference.findings(with_config(mlp=mlp))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"strategy": "ddp"}, {"strategy": "fsdp2"}], ids=["ddp", "fsdp2"])
-def test_two_processes(judge, changes):
-    assert not different(judge, dataclasses.replace(BASE, processes=2, **changes))
+def test_two_processes(reference, changes):
+    assert not different(reference, dataclasses.replace(BASE, processes=2, **changes))
 
 
 @pytest.mark.slow
-def test_kernels(judge):
+def test_kernels(reference):
     pytest.importorskip("triton", reason="the kernels need Triton")
-    assert not different(judge, dataclasses.replace(BASE, interpreted=True))
+    assert not different(reference, dataclasses.replace(BASE, interpreted=True))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.filterwarnings("ignore:.*Function.. should not be instantiated")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_compiled_blocks(judge):
-    found = judge.findings(dataclasses.replace(BASE, compile_mode="default"))
+def test_compiled_blocks(reference):
+    found = reference.findings(dataclasses.replace(BASE, compile_mode="default"))
     assert not [one for of_all in found.values() for one in of_all if one.differs]
     assert "layers.1" in {one.module for one in found["32-true"] if one.phase == "forward"}
     assert "layers.1.mlp" in {one.module for one in found["32-true"]}  # by its parameters

@@ -1,7 +1,7 @@
 """Record of a run at its end: ``summary.json``, with which ``compare`` takes it into account.
 
 ``fit`` writes it after its last validation. A run that Python starts, with our Trainer or Lightning's, gets
-``RunRecord`` from our Trainer or from the model, and its summary has the options too, since there is no config.
+``SummaryFile`` from our Trainer or from the model, and its summary has the options too, since there is no config.
 """
 
 import os
@@ -81,7 +81,7 @@ def write_summary(trainer: Trainer, model: LightningModule, data: Any, run: Path
     return summary
 
 
-class RunRecord(StatusFile):
+class SummaryFile(StatusFile):
     """The record of a run that Python starts: ``status.json`` while it trains, and ``summary.json`` at its end."""
 
     def folder_of(self, trainer: Trainer) -> Path | None:
@@ -108,7 +108,7 @@ class RunRecord(StatusFile):
 
 def missing_callbacks(trainer: Trainer) -> list[Callback]:
     """Callbacks that a run needs for ``compare`` and does not have: with Lightning's own trainer, all of them."""
-    needed = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: RunRecord}
+    needed = {InputHashes: InputHashes, TrainingLog: TrainingLog, StatusFile: SummaryFile}
     missing = [make() for base, make in needed.items() if callback_of(trainer, base) is None]
     return [] if trainer.barebones else missing
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from lightning_llm.cli.stdio import lasting, send_nowhere
+from lightning_llm.cli.standard_streams import lasting, send_nowhere
 from tests.cli.test_interrupts import ROOT, process
 
 pytestmark = pytest.mark.usefixtures("default_signals")
@@ -90,9 +90,9 @@ def test_a_whole_run_is_piped_into_a_reader_that_leaves(flags, tmp_path):
 
 WAITING = """
 import sys
-from lightning_llm.cli import stdio
-stdio.PATIENCE = float(sys.argv[1])
-stdio.note_imports("lightning-llm fit")
+from lightning_llm.cli import standard_streams
+standard_streams.PATIENCE = float(sys.argv[1])
+standard_streams.note_imports("lightning-llm fit")
 import torch
 print("done", file=sys.stderr)
 """

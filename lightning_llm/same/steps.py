@@ -1,7 +1,7 @@
 """Runs a step of a tiny model in one setting and records what each module computes, for ``lightning-llm same``.
 
-judge        the plain form of the base in float64: what the others are compared with
-noise        the plain form in the setting's precision; the judge with weights moved as far as rounding moves them
+reference    the plain form of the base in float64: what the others are compared with
+noise        the plain form in the setting's precision; the reference with weights moved as far as rounding moves them
 a setting    once in its own precision and once in float64, where rounding hides nothing
 """
 
@@ -28,17 +28,17 @@ from lightning_llm.interop.writer import export_model
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.agreement import Finding, Rounding, findings
 from lightning_llm.measure.attribution import module_label
-from lightning_llm.measure.recorder import Arrays, Recorder, Trace, joined_arrays
+from lightning_llm.measure.recorder import Arrays, RecordedStep, Recorder, joined_arrays
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.kv_cache import KVCache
-from lightning_llm.model.plain import WATCHERS
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.unmodified import PASSIVE_HOOK_OWNERS
 from lightning_llm.same.processes import in_fresh_processes
 from lightning_llm.same.tiny_model import CONTEXT, ROWS, Weights, make_batch, moved, plain_config, random_weights
 from lightning_llm.training.distributed import build_sharded
 from lightning_llm.training.module import LanguageModel
 
-WATCHERS.add(Recorder)
+PASSIVE_HOOK_OWNERS.add(Recorder)
 EXACT, FLOAT = "64-true", "32-true"
 # The dtypes of weights and of autocast
 SAME_PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
@@ -47,14 +47,14 @@ SAME_PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "bf16-true": (torch.bfloat16, None),
     "bf16-mixed": (torch.float32, torch.bfloat16),
 }
-SAMPLES = 3  # of the judge with moved weights
+SAMPLES = 3  # of the reference with moved weights
 PATIENCE = timedelta(minutes=2)  # with a process that has failed
 GPT2_MODULES = {
     **{"h": "layers", "wte": "embed_tokens", "ln_f": "norm"},
     **{"ln_1": "input_layernorm", "attn": "self_attn", "ln_2": "post_attention_layernorm"},
 }
 Form = Literal["training", "cached", "transformers"]
-Reference = Callable[..., Any]
+PartFunction = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Setting:
         return [self.precision, *([] if is_exact else [EXACT])]
 
 
-class Judge:
+class Float64Reference:
     """The plain form of a base in float64.
 
     Args:
@@ -108,12 +108,12 @@ class Judge:
         ValueError: There is no such part.
     """
 
-    def __init__(self, base: Setting, part: str = "", function: Reference | None = None) -> None:
+    def __init__(self, base: Setting, part: str = "", function: PartFunction | None = None) -> None:
         self._plain = Setting(
             config=plain_config(base.config), loss_chunks=0, documents=base.documents, device=base.device
         )
         self.weights = random_weights(self._plain.config)
-        self._traces: dict[Any, Trace] = {}
+        self._steps: dict[Any, RecordedStep] = {}
         with torch.device("meta"):
             names = [name for name, _ in Transformer(self._plain.config, seed=0).named_modules()]
         parts = [name for name in names if f".{name}".endswith(f".{part}")] if function else []
@@ -121,7 +121,7 @@ class Judge:
             kinds = dict.fromkeys(name.rpartition(".")[2] for name in names if module_label(name) == name)
             known = ", ".join(filter(None, kinds))
             raise ValueError(f"--part {shown(part)} is no part of the model: choose among {known}")
-        self._references = dict.fromkeys(parts, function)
+        self._replaced = dict.fromkeys(parts, function)
 
     @property
     def in_words(self) -> str:
@@ -137,23 +137,23 @@ class Judge:
             ValueError: The setting has other parameters than the base, or cannot run here.
         """
         return {
-            precision: findings(run, self._trace(EXACT), self._noises(precision), unit_of(precision))
-            for precision, run in traces_of(setting, self.weights).items()
+            precision: findings(run, self._recorded(EXACT), self._noises(precision), unit_of(precision))
+            for precision, run in recorded_steps(setting, self.weights).items()
         }
 
     def _noises(self, precision: str) -> list[Rounding]:
         unit = unit_of(precision)
-        others = [(self._trace(EXACT, (sample, unit / 2)), 1.0) for sample in range(SAMPLES)]
+        others = [(self._recorded(EXACT, (sample, unit / 2)), 1.0) for sample in range(SAMPLES)]
         if precision == EXACT:  # it rounds as often as float32 does
-            return [(self._trace(FLOAT), unit / unit_of(FLOAT)), *others]
-        return [(self._trace(precision), 1.0), *others]
+            return [(self._recorded(FLOAT), unit / unit_of(FLOAT)), *others]
+        return [(self._recorded(precision), 1.0), *others]
 
-    def _trace(self, precision: str, move: tuple[int, float] | None = None) -> Trace:
-        if (precision, move) not in self._traces:
+    def _recorded(self, precision: str, move: tuple[int, float] | None = None) -> RecordedStep:
+        if (precision, move) not in self._steps:
             weights = self.weights if move is None else moved(self.weights, *move)
             plain = dataclasses.replace(self._plain, precision=precision)
-            self._traces[precision, move] = _step(plain, weights, self._references)
-        return self._traces[precision, move]
+            self._steps[precision, move] = _step(plain, weights, self._replaced)
+        return self._steps[precision, move]
 
 
 def unit_of(precision: str) -> float:
@@ -165,7 +165,7 @@ def unit_of(precision: str) -> float:
 # ---- a step
 
 
-def traces_of(setting: Setting, weights: Weights) -> dict[str, Trace]:
+def recorded_steps(setting: Setting, weights: Weights) -> dict[str, RecordedStep]:
     """Run a step of a setting, by precision, in other processes where it needs them.
 
     Raises:
@@ -181,10 +181,10 @@ def traces_of(setting: Setting, weights: Weights) -> dict[str, Trace]:
         of_all = in_fresh_processes(_in_process, jobs, name="the step", environment=environment)
     if len(of_all) == 1:
         return of_all[0]
-    return {name: _of_all_rows([traces[name] for traces in of_all]) for name in of_all[0]}
+    return {name: _of_all_rows([steps[name] for steps in of_all]) for name in of_all[0]}
 
 
-def _in_precisions(setting: Setting, weights: Weights) -> dict[str, Trace]:
+def _in_precisions(setting: Setting, weights: Weights) -> dict[str, RecordedStep]:
     return {name: _step(dataclasses.replace(setting, precision=name), weights) for name in setting.precisions}
 
 
@@ -205,37 +205,37 @@ def _check(setting: Setting, weights: Weights) -> None:
             raise ValueError("export=transformers needs transformers: pip install transformers")
 
 
-def _in_process(job: tuple[Setting, dict[str, Any], int, str]) -> dict[str, Trace]:
+def _in_process(job: tuple[Setting, dict[str, Any], int, str]) -> dict[str, RecordedStep]:
     setting, arrays, rank, folder = job
     torch.set_num_threads(1)
     if setting.processes > 1:
         place = f"file://{folder}/store"
         dist.init_process_group("gloo", place, PATIENCE, world_size=setting.processes, rank=rank)
-    traces = _in_precisions(setting, {name: torch.from_numpy(value) for name, value in arrays.items()})
+    steps = _in_precisions(setting, {name: torch.from_numpy(value) for name, value in arrays.items()})
     if dist.is_initialized():
         dist.barrier()  # a process that leaves early takes the connection from the other
-    return traces
+    return steps
 
 
-def _of_all_rows(traces: Sequence[Trace]) -> Trace:
+def _of_all_rows(steps: Sequence[RecordedStep]) -> RecordedStep:
     """The rows of all processes, one after the other. Each has the gradient of the mean over processes."""
-    first = traces[0]
+    first = steps[0]
 
     def joined(kind: str, factor: float = 1.0) -> Arrays:
-        of_all = [getattr(trace, kind) for trace in traces]
+        of_all = [getattr(step, kind) for step in steps]
         return {key: factor * joined_arrays([arrays[key] for arrays in of_all]) for key in of_all[0]}
 
-    gradients = joined("input_gradients", 1 / len(traces))
-    return Trace(first.order, joined("inputs"), joined("outputs"), gradients, first.gradients)
+    gradients = joined("input_gradients", 1 / len(steps))
+    return RecordedStep(first.order, joined("inputs"), joined("outputs"), gradients, first.gradients)
 
 
-def _step(setting: Setting, weights: Weights, references: Mapping[str, Any] = MappingProxyType({})) -> Trace:
+def _step(setting: Setting, weights: Weights, replaced: Mapping[str, Any] = MappingProxyType({})) -> RecordedStep:
     autocast = SAME_PRECISIONS[setting.precision][1]
     with torch.autocast(setting.device, autocast, enabled=autocast is not None):
         if setting.form == "transformers":
             return _transformers_step(setting, weights)
         model = _model(setting, weights)
-        for name, function in references.items():
+        for name, function in replaced.items():
             part: Any = model.transformer.get_submodule(name)
             part.forward = partial(function, part)
         return _decoding(setting, model) if setting.form == "cached" else _training_step(setting, model)
@@ -274,7 +274,7 @@ class _Loss(nn.Module):
         return self.model.loss(batch)
 
 
-def _training_step(setting: Setting, model: LanguageModel) -> Trace:
+def _training_step(setting: Setting, model: LanguageModel) -> RecordedStep:
     """Each micro-batch has the weight that ``StepLoss`` gives it: its share of the targets that count."""
     loss_of: nn.Module = _Loss(model.train())
     is_shared = setting.processes > 1
@@ -291,10 +291,10 @@ def _training_step(setting: Setting, model: LanguageModel) -> Trace:
             with recorder.forward():
                 loss = loss_of(piece)
             (loss * ((piece["targets"] != IGNORED).sum() / total).to(loss.dtype)).backward()
-        return recorder.trace({name: param.grad for name, param in model.transformer.named_parameters()})
+        return recorder.step({name: param.grad for name, param in model.transformer.named_parameters()})
 
 
-def _decoding(setting: Setting, model: LanguageModel) -> Trace:
+def _decoding(setting: Setting, model: LanguageModel) -> RecordedStep:
     """Half of the context at once, then one position after the other. There is no backward."""
     transformer = model.transformer.eval()
     ids = make_batch(documents=setting.documents)["input_ids"].to(setting.device)
@@ -306,10 +306,10 @@ def _decoding(setting: Setting, model: LanguageModel) -> Trace:
         for piece in torch.split(ids, [CONTEXT // 2] + [1] * (CONTEXT // 2), dim=1):
             with recorder.forward():
                 transformer.logits(transformer(piece, cache=cache))
-        return recorder.trace({}, dim=1)
+        return recorder.step({}, dim=1)
 
 
-def _transformers_step(setting: Setting, weights: Weights) -> Trace:
+def _transformers_step(setting: Setting, weights: Weights) -> RecordedStep:
     from transformers import AutoModelForCausalLM
 
     ours = Transformer(setting.config, seed=0)
@@ -335,7 +335,7 @@ def _transformers_step(setting: Setting, weights: Weights) -> Trace:
             whole = whole.t() if tensor.transposed else whole
             rows = [ours.get_parameter(name).shape[0] for name in tensor.ours]
             gradients |= dict(zip(tensor.ours, whole.split(rows), strict=True))
-        return recorder.trace(gradients)
+        return recorder.step(gradients)
 
 
 def _our_name(name: str, prefix: str) -> str:

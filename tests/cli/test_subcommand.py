@@ -1,4 +1,4 @@
-"""A wrong option of any tool: one line that names it, status 2, no usage text."""
+"""A wrong option of any subcommand: one line that names it, status 2, no usage text."""
 
 import os
 import subprocess
