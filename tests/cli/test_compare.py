@@ -92,7 +92,7 @@ def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
         f"{both}, validation loss: worse; difference +0.1000 (+0.0870 to +0.1130) nats/token after 4 pairs; warning: "
         "too few pairs for the sign-flip test (its p is at least 0.12, and must be at most 0.05).\n"
     ) in said
-    assert f"{both}, validation loss: standard deviation of a pair 0.0082 (" in said
+    assert f"{both}: standard deviation of a pair 0.0082 (" in said
     assert "correlation 1.00 (" in said
     assert f"{both}, time: worse; difference +10.0 (+87.0%) (+7.8 to +12.2) s after 4 and 4 unpaired runs.\n" in said
     assert f"{both}, peak memory: neither better nor worse is shown; difference +0.000 (+0.000 to +0.000) GiB" in said
