@@ -276,10 +276,12 @@ class Planner:
     def _whole_may_fit(self, setting: StepChoice, budget: float) -> bool:
         """Whether the whole batch at once, which has no gradients in forward, may fit.
 
-        What it saves grows with its rows, but for a constant: at least half as much as in proportion to the rows.
+        What its layers save grows with its rows, but for a constant: at least half as much as in proportion to the
+        rows. What the loss saves does not: few rows have one chunk of logits, and more rows have chunks of that size.
         """
         few = self._traced(dataclasses.replace(setting, rows=self.rows[0]))
-        return sum(few.saved.values()) * self.rows[-1] / self.rows[0] / 2 < budget
+        saved = sum(size for part, size in few.saved.items() if part != "loss")
+        return saved * self.rows[-1] / self.rows[0] / 2 < budget
 
 
 def _levels_of(config: ModelConfig) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
 
 ``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
-``try`` does that for one idea after another; ``verdict`` reads losses that other programs have written;
+``try`` does that for one idea after another; ``verdict`` reads losses that other programs have written, and ``audit``
+the log of a keep-if-better loop;
 ``work`` is one worker; ``status`` shows an experiment's progress; ``report`` writes its results; ``extend`` adds
 pairs, or a size to a ladder; ``measure`` measures time and memory of each variant.
 """
@@ -40,6 +41,8 @@ from lightning_llm.ablate.slots import Slot
 from lightning_llm.ablate.stream import Stream, finish, write_current
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
+from lightning_llm.cli.ablate_audit import add_options as add_audit
+from lightning_llm.cli.ablate_audit import audit_log
 from lightning_llm.cli.ablate_ideas import patch_lines, patch_of
 from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder
 from lightning_llm.cli.ablate_try import add_options, run_idea
@@ -67,7 +70,7 @@ OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory", *S
 
 def _options(parser: OneLineParser) -> None:
     parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
-    names = "run|try|verdict|status|report|extend|power|measure|work"
+    names = "run|try|verdict|audit|status|report|extend|power|measure|work"
     actions = parser.add_subparsers(dest="action", required=True, metavar=names)
 
     def action(name: str, act: Callable[[argparse.Namespace], object], about: str) -> argparse.ArgumentParser:
@@ -107,6 +110,7 @@ def _options(parser: OneLineParser) -> None:
     idea = action("try", run_idea, "compare one idea of a stream with its baseline, and adopt it or not")
     add_options(idea)
     add_table(action("verdict", reach_verdict, "reach a verdict on losses in a file, from any program"))
+    add_audit(action("audit", audit_log, "say what the log of a keep-if-better loop can show, and what it cannot"))
     extend = action("extend", _extend, "add pairs, or a size to a ladder, and train them")
     added = extend.add_mutually_exclusive_group(required=True)
     added.add_argument("--pairs", type=int, metavar="N", help="number of pairs to add")

@@ -23,7 +23,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     configs = "a config for fit, or the config.yaml of a run; repeatable"
     add("--config", "-c", required=True, action="append", metavar="FILE", help=configs)
-    add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
+    add("--gpu", metavar="NAME", help="the GPU to compute for: its name or a part of it, such as h100 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
     add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
@@ -136,7 +136,7 @@ def in_words(report: dict[str, Any]) -> str:
     each = " on each device" if report["settings"]["world_size"] > 1 else ""
     line = f"The model has {parameters:,} parameters, and training it needs {memory} of memory{each}"
     if (time := report.get("time")) is None:
-        return f"{line}. Give --device to estimate the time."
+        return f"{line}. Give --gpu to estimate the time."
     seconds = time["seconds_per_step"]
     assumed = "an assumed " if time["utilization_is_assumed"] else ""
     share = f"{assumed}{100 * time['utilization']:.3g} % of the peak of {time['device']}"

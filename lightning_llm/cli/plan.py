@@ -57,8 +57,9 @@ def run_plan(options: argparse.Namespace) -> None:
         chosen = _choose(planner, run, memory)
         others = planner.next_best(chosen, memory)
         frontier = planner.frontier(memory)
+        of_decisions = decisions(planner, chosen, others, memory)  # traces the next larger micro-batch
     print("\n".join(_heading(run, planner, chosen, memory, asked=options.memory)))
-    print("\n".join(decisions(planner, chosen, others, memory)))
+    print("\n".join(of_decisions))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
     if options.json is not None:
         plans = {

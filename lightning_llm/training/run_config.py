@@ -53,7 +53,7 @@ class RunOptions:
     """Options of a run and its device: configs, and what overrides their values where it is given."""
 
     config: Sequence[str]
-    device: str | None = None
+    gpu: str | None = None
     world_size: int | None = None
     strategy: str | None = None
     gradient_views: bool = False
@@ -96,7 +96,7 @@ def read_run(options: RunOptions) -> RunConfig:
     if is_custom(path := text_of(raw, "model.class_path", OWN)):
         print(f"model.class_path {path} is counted as a LanguageModel: what it adds is left out", file=sys.stderr)
     config = _architecture(raw, options, source)
-    device = None if options.device is None else device_from_part(options.device)
+    device = None if options.gpu is None else device_from_part(options.gpu)
     precision = options.precision or text_of(raw, "trainer.precision", "auto")
     reason = ""
     if precision == "auto":

@@ -275,3 +275,11 @@ def test_of_very_many_divisors_some_are_tried():
     assert set(rows) < set(divisors(720_720))
     assert len(rows) <= 36
     assert max(after / before for before, after in itertools.pairwise(rows)) <= 2
+
+
+def test_all_rows_at_once_are_found_where_few_rows_save_as_many_logits():
+    """One row of 512 tokens has one chunk of logits; 105 rows save little more, since each chunk is as large."""
+    config = model(vocab_size=32_768, num_hidden_layers=1, mlp="swiglu")
+    planner = Planner(space(config, global_batch_size=105, cost_model=GPU, context_length=512, precision="bf16-mixed"))
+    whole = planner.plan(StepChoice(105, 0, "block", None, None, "ddp"))
+    assert planner.fastest(whole.needed).time.seconds <= whole.time.seconds

@@ -553,7 +553,7 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
 
 @pytest.mark.slow
 def test_a_second_experiment_trains_its_variant_alone(folder):
-    def carry_out(out, mlp, *words):
+    def run_experiment(out, mlp, *words):
         experiment = {"baseline": "base.yaml", "variants": {mlp: {MLP: mlp}}, "looks": [2], "out": out}
         (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
         assert start(folder, "run", "exp.yaml", *words).wait() == 0, (folder / "out.txt").read_text()
@@ -562,15 +562,15 @@ def test_a_second_experiment_trains_its_variant_alone(folder):
     def own(loaded):
         return {run for run in loaded.results if not loaded.plan.is_reused(run)}
 
-    first = carry_out("runs/first", "relu")
-    second = carry_out("runs/second", "gelu")
+    first = run_experiment("runs/first", "relu")
+    second = run_experiment("runs/second", "gelu")
     gelu = {RunKey("gelu", 0), RunKey("gelu", 1)}
     assert own(second) == gelu
     lines = (folder / "out.txt").read_text().splitlines()
     assert "Reused from first: baseline seeds 0 to 1; null seeds 0 to 1." in lines
     assert "2 of 6 runs are left to train." in lines
     assert "In first, the baseline with one seed, trained twice: bit-identical." in lines
-    alone = carry_out("runs/alone", "gelu", "--reuse", "none")
+    alone = run_experiment("runs/alone", "gelu", "--reuse", "none")
     assert own(alone) == {*alone.results}
     ours, theirs = (numbers(folder / "runs" / name) for name in ("second", "alone"))
     assert (ours.pop("replay"), theirs.pop("replay")) == (Replay(0.0, "first"), Replay(0.0))

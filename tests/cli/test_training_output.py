@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lightning_llm.__main__ import main
-from lightning_llm.cli import report
+from lightning_llm.cli import training_output
 
 
 def result():
@@ -41,7 +41,7 @@ def test_what_goes_wrong_in_generating_is_a_line(tiny, monkeypatch, capsys, erro
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(report, "generate", fail)
+    monkeypatch.setattr(training_output, "generate", fail)
     cli = tiny("fit")
     reason = " ".join(str(error).split()) or type(error).__name__
     assert f"no sample  {reason}\n" in capsys.readouterr().out
@@ -82,6 +82,6 @@ def test_the_next_commands_work_whatever_the_text_and_the_folder_are(tiny, tmp_p
 
 def test_a_sample_of_blank_lines_is_short(tiny, monkeypatch, capsys):
     for text, shown in (("\na\n\n \n\n  b\nc\n\n", "a\n\n  b\nc\n"), ("\n" * 40, "only blank lines\n")):
-        monkeypatch.setattr(report, "_sample", lambda model, data, text=text: text)
+        monkeypatch.setattr(training_output, "_sample", lambda model, data, text=text: text)
         tiny("fit", **{"trainer.max_steps": 1})
         assert capsys.readouterr().out.partition("\na sample\n")[2].partition("\nnext\n")[0] == shown

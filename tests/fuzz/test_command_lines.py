@@ -69,7 +69,7 @@ LINES = {  # the first of each command ends well as it is
     "runs": [["runs", RUN, "--json", "made.json"], ["clean", "runs", "--yes"]],
     "compare": [["runs", RUN, "--json", "made.json"]],
     "estimate": [
-        ["-c", f"{RUN}/config.yaml", "--device", "rtx 4090", "--precision=bf16-true"],
+        ["-c", f"{RUN}/config.yaml", "--gpu", "rtx 4090", "--precision=bf16-true"],
         ["--config", "tiny.yaml", "--config", "small.yaml", "--vocab-size=300", "--explain", "--memory", "1GiB"],
         [
             "--config",
@@ -82,7 +82,7 @@ LINES = {  # the first of each command ends well as it is
             "--json",
             "made.json",
         ],
-        ["--config=tiny.yaml", "--device", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilization", "0.4"],
+        ["--config=tiny.yaml", "--gpu", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilization", "0.4"],
     ],
     "plan": [
         ["--config", "tiny.yaml", "--memory", "1GiB", "--out", "made.yaml", "--png", "made.png", "--allow-bf16-state"],
