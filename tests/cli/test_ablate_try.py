@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate import reuse
+from lightning_llm.ablate import Report, reuse
 from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.ablate.names import BASELINE, PLAN, STREAM
@@ -150,9 +150,10 @@ def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, 
     assert "3 ideas, adopted: 1. relu; " in status
     assert "An idea at place 4 has to reach an e-value of" in status
     assert main(["ablate", "report", "s"]) == 0
-    report = json.loads(Path("s/report.json").read_text())
-    assert [idea["verdict"] for idea in report["ideas"]] == ["adopted", "rejected", "rejected"]
-    assert report["gain"] == verdict["confirmation"]["difference"]
+    report = Report.read("s")
+    assert [row.verdict for row in report.of_kind("result")] == ["adopted", "rejected", "rejected"]
+    (fresh,) = report.of_kind("confirmation")
+    assert report.stream.gain == fresh.difference == verdict["confirmation"]["difference"]
 
 
 @pytest.mark.slow
@@ -447,8 +448,8 @@ def test_a_report_that_cannot_be_written_changes_no_status(rejected, trainer, ca
 
 def test_a_final_stream_is_reported_with_its_losses_and_takes_no_more_ideas(rejected, trainer, capsys):
     assert main(["ablate", "report", "s", "--final"]) == 0
-    assert "It is final: report.json has the losses of all pairs" in capsys.readouterr().out
-    assert len(json.loads(Path("s/report.json").read_text())["ideas"][0]["by_seed"]) >= 3
+    assert "It is final: report.json has the values of all pairs" in capsys.readouterr().out
+    assert len(Report.read("s")["gelu"].by_seed) >= 3
     assert try_idea("--vary", RELU) == 2
     assert "s is final, and its report has the losses of its seeds: begin another stream" in the_line(capsys)
     assert main(["ablate", "report", "s/ideas/0001-gelu", "--final"]) == 2

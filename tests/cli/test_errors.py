@@ -105,7 +105,7 @@ def test_benchmarks_fail_under_their_own_name(words, traces, monkeypatch, capsys
     ("run", "words", "name", "function"),
     [
         (benchmarks, ["cost"], "python -m benchmarks cost", "benchmarks.command_line._measure"),
-        (main, ["compare", "runs"], "lightning-llm compare", "lightning_llm.ablate.comparison.compare_runs"),
+        (main, ["compare", "runs"], "lightning-llm compare", "lightning_llm.cli.compare.compare_runs"),
     ],
 )
 def test_an_interruption_has_the_name_of_the_command(run, words, name, function, monkeypatch, capsys):

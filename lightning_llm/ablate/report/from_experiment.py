@@ -184,6 +184,7 @@ def _variant(loaded: Loaded, name: str) -> Variant:
     of_metric = {} if mean is None else {experiment.metric_name: Mean(sign * mean, _sd(losses))}
     is_command = experiment.command is not None  # it tells one hash of all parameters
     facts: dict[str, Any] = {fact: planned.facts.get(fact) for fact in FACTS}
+    others = {fact: facts.pop(fact) for fact in FACTS if fact not in Variant.__struct_fields__}
     return Variant(
         options=experiment.variants.get(name, {}),
         runs=len(losses),
@@ -191,6 +192,7 @@ def _variant(loaded: Loaded, name: str) -> Variant:
         means=of_metric,
         steps=planned.steps,
         **facts,
+        facts=others,
         solved=planned.solved,
         ratio=planned.ratio,
         start=None if is_command or name == BASELINE else _start(loaded, name),

@@ -228,6 +228,7 @@ class Variant(msgspec.Struct, kw_only=True, omit_defaults=True):
         parameters: Number of parameters.
         flops_per_token: Counted FLOPs of training on a token.
         tokens_per_step: Tokens of an optimizer step.
+        facts: What a matching rule of your own compares, by name.
         time_ratio: Time of a step over that of the baseline's, as it was measured for ``match: time``.
         time_ratio_interval: Its 95% interval.
         solved: Value of the option that was solved for, so that costs match.
@@ -249,6 +250,7 @@ class Variant(msgspec.Struct, kw_only=True, omit_defaults=True):
     parameters: int | None = None
     flops_per_token: float | None = None
     tokens_per_step: int | None = None
+    facts: dict[str, float | None] = {}
     time_ratio: float | None = None
     time_ratio_interval: tuple[float, float] | None = None
     solved: float | None = None

@@ -12,6 +12,7 @@ from lightning_llm.ablate.words import (
     milliseconds,
     not_reused,
     pairs_in_words,
+    parameter_excess,
     percent,
     reused_lines,
     saved_in_words,
@@ -189,11 +190,15 @@ def sentence(row: Row, title: str, half_width: float | None = None) -> str:
 
 
 def share_of(row: Row) -> str:
-    """The difference of a cost as a percentage of the baseline's, such as `` (+1.2%)``; of a loss, nothing."""
+    """The difference of a cost as a percentage of the baseline's, such as `` (+1.2%)``; of a loss, nothing.
+
+    Where the difference or the baseline prints as 0, there is none either.
+    """
     metric = METRICS.get(row.metric)
     if metric is None or not metric.is_cost or row.difference is None or not row.baseline_mean:
         return ""
-    return f" ({row.difference / row.baseline_mean:+.1%})"
+    is_zero = any(float(f"{value:.{metric.digits}f}") == 0 for value in (row.difference, row.baseline_mean))
+    return "" if is_zero else f" ({row.difference / row.baseline_mean:+.1%})"
 
 
 def secondary_sentence(row: Row) -> str:
@@ -365,9 +370,9 @@ def _cost_of_step(report: ReportRecord, name: str) -> str:
 def inequality_lines(name: str, own: Variant, base: Variant) -> list[str]:
     """Lines about parameters and steps of a group of runs that are not those of the first."""
     lines = []
-    if own.parameters and base.parameters and abs(own.parameters / base.parameters - 1) > 0.01:
+    if share := parameter_excess(own.parameters, base.parameters):
         counts = f"{own.parameters:,} versus {base.parameters:,}"
-        lines.append(f"{name}: parameters are not equal: {counts} ({own.parameters / base.parameters - 1:+.1%}).")
+        lines.append(f"{name}: parameters are not equal: {counts} ({share:+.1%}).")
     if own.steps and base.steps and own.steps != base.steps:
         lines.append(f"{name}: steps are not equal: {own.steps:,} versus {base.steps:,}.")
     return lines
