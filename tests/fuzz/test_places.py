@@ -50,7 +50,7 @@ def put(path, kind, outside):
 def test_a_file_that_is_something_else_is_reported(world):
     subject = Subject("places")
 
-    @amount(20)
+    @amount(20, is_slow=True)
     @given(st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(KINDS))
     def draw(which, where, kind):
         command, line = OF_FILES[which % len(OF_FILES)]
