@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from lightning_llm.ablate.plots import costs, forest, loss_curves, tuning_curves
 
 from lightning_llm.ablate.curves import Curves
-from lightning_llm.ablate.plots import costs, forest, loss_curves, tuning_curves
 from lightning_llm.io.charts import COLORS, GRAY, canvas
 from lightning_llm.statistics.estimates import student
 

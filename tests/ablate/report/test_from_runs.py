@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from lightning_llm.ablate.comparison import effects, group_runs
+
 from lightning_llm.runs.find import Run
 from lightning_llm.statistics.design import BETTER, UNDECIDED
 from lightning_llm.statistics.estimates import paired, unpaired

@@ -8,8 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-
-from lightning_llm.ablate.ladder import folder_of_size, prediction_of, read_ladder, store_prediction, with_further
 from lightning_llm.ablate.ladder_report import (
     NO_BEND,
     ladder_report,
@@ -19,6 +17,8 @@ from lightning_llm.ablate.ladder_report import (
     table_of,
     write_ladder_report,
 )
+
+from lightning_llm.ablate.ladder import folder_of_size, prediction_of, read_ladder, store_prediction, with_further
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.tuning import Grid

@@ -4,9 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
-
-from lightning_llm.ablate.stream import Asked, Mean, Stream, StreamRecord, Verdict
 from lightning_llm.ablate.stream_report import (
     HEAD,
     MORE,
@@ -17,6 +14,9 @@ from lightning_llm.ablate.stream_report import (
     summary_of,
     write_stream_report,
 )
+from msgspec.structs import replace
+
+from lightning_llm.ablate.stream import Asked, Mean, Stream, StreamRecord, Verdict
 from lightning_llm.io.charts import canvas
 
 VERDICT = Verdict(

@@ -2,12 +2,13 @@
 
 import re
 
-from lightning_llm.__main__ import main
 from lightning_llm.ablate.page import sections_of
+from tests.ablate.test_report import row_of
+
+from lightning_llm.__main__ import main
 from lightning_llm.ablate.report import report_of
 from lightning_llm.ablate.results import load_experiment
 from tests.ablate.test_curves import PACES, curves_with
-from tests.ablate.test_report import row_of
 
 
 def test_the_page_needs_nothing_else_and_escapes_names(done):
