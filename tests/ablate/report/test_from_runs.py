@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning_llm.ablate.comparison import effects, group_runs
 
+from lightning_llm.ablate.report.from_runs import group_runs, rows_of_groups
 from lightning_llm.runs.find import Run
 from lightning_llm.statistics.design import BETTER, UNDECIDED
 from lightning_llm.statistics.estimates import paired, unpaired
+from lightning_llm.statistics.no_spread import ALL_ALIKE
+from lightning_llm.training.metrics import Metric
 
 
 def groups(*values):
@@ -24,10 +26,10 @@ def test_runs_are_grouped_by_what_differs_but_their_seeds():
     first, second = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0), ("swiglu", 2, 2.5), ("swiglu", 3, 3.0))
     assert (first.name, first.options, first.num_seeds, len(first.runs)) == ("mlp=swiglu", {"mlp": "swiglu"}, 3, 3)
     assert (second.name, second.num_seeds, len(second.runs)) == ("mlp=gelu", 1, 1)
-    assert first.measures["val_loss"].mean == pytest.approx(2.5)
-    assert first.measures["val_loss"].spread == pytest.approx(torch.tensor([2.0, 2.5, 3.0]).std().item())
-    assert second.measures["val_loss"].spread is None
-    assert "seconds" not in first.measures
+    assert first.means["val_loss"].value == pytest.approx(2.5)
+    assert first.means["val_loss"].sd == pytest.approx(torch.tensor([2.0, 2.5, 3.0]).std().item())
+    assert second.means["val_loss"].sd is None
+    assert "seconds" not in first.means
 
 
 HASHES = {"batches": "00ff", "validation_batches": "11ee", "initial_values": {"embed": "8x4 float32 aa"}}
@@ -43,20 +45,23 @@ def test_runs_of_the_same_seeds_and_hashes_are_pairs():
         *(("swiglu", seed, loss) for seed, loss in enumerate([2.0, 2.4, 2.2, 2.3])),
         *(("gelu", seed, loss) for seed, loss in [(2, 2.1), (0, 1.9), (3, 2.2), (1, 2.3)]),
     )
-    ((effect,),) = effects(found, hashes(found))
-    assert (effect.verdict.pairs, effect.verdict.verdict, effect.note) == (4, BETTER, "")
-    assert effect.verdict.correlation == pytest.approx(1)
-    ((other,),) = effects(found, hashes(found, batches="00fe"))
+    (row,) = rows_of_groups(found, hashes(found))
+    assert (row.pairs, row.verdict, row.note) == (4, BETTER, ALL_ALIKE)
+    assert row.correlation == pytest.approx(1)
+    (other,) = rows_of_groups(found, hashes(found, batches="00fe"))
     truth = unpaired([2.0, 2.4, 2.2, 2.3], [2.1, 1.9, 2.2, 2.3])
-    assert (other.verdict.pairs, other.verdict.verdict, other.verdict.p) == (0, UNDECIDED, pytest.approx(truth.p))
+    assert (other.pairs, other.verdict, other.p) == (0, UNDECIDED, pytest.approx(truth.p))
     assert other.note == "not paired: seed 0: their training batches differ"
 
 
 def test_seeds_without_a_partner_are_left_out_of_the_pairs():
     found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), ("swiglu", 3, 9.0), ("gelu", 1, 2.1), ("gelu", 2, 2.4))
-    ((effect,),) = effects(found, hashes(found))
-    assert effect.verdict.p == pytest.approx(paired([2.0, 2.4], [2.1, 2.4]).p)
-    assert (effect.base, effect.note) == (pytest.approx(2.2), "1 seed without a partner left out")
+    (row,) = rows_of_groups(found, hashes(found))
+    assert row.p == pytest.approx(paired([2.0, 2.4], [2.1, 2.4]).p)
+    assert (row.baseline_mean, row.note) == (
+        pytest.approx(2.2),
+        "1 seed without a partner left out; a verdict needs at least 4 pairs",
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,25 +69,45 @@ def test_seeds_without_a_partner_are_left_out_of_the_pairs():
 )
 def test_too_few_seeds_in_common_are_no_pairs(seeds, says):
     found = groups(("swiglu", 1, 2.0), ("swiglu", 2, 2.4), *(("gelu", seed, 2.2) for seed in seeds))
-    ((effect,),) = effects(found, hashes(found))
-    assert (effect.verdict.pairs, effect.note) == (0, says)
+    (row,) = rows_of_groups(found, hashes(found))
+    assert (row.pairs, row.runs_of_sides) == (0, (2, 2))
+    assert row.note == f"{says}; a verdict needs at least 4 runs on each side"
 
 
 def test_one_seed_each_has_no_interval():
     found = groups(("swiglu", 1, 2.0), ("gelu", 1, 3.0))
-    ((effect,),) = effects(found, hashes(found))
-    assert (effect.verdict.verdict, effect.verdict.note) == (UNDECIDED, "one pair: no interval")
-    ((effect,),) = effects(found, {})
-    assert effect.note == "not paired: seed 1: a run has no record of its training batches"
-    assert effect.verdict.note == "one run on one side: no interval"
+    (row,) = rows_of_groups(found, hashes(found))
+    assert (row.verdict, row.note) == (UNDECIDED, "one pair: no interval")
+    (row,) = rows_of_groups(found, {})
+    why = "not paired: seed 1: a run has no record of its training batches"
+    assert row.note == f"{why}; one run on one side: no interval"
 
 
 def test_runs_of_one_seed_count_once():
     found = groups(("swiglu", 1, 2.0), ("swiglu", 1, 2.2), ("swiglu", 2, 2.4), ("gelu", 1, 2.2), ("gelu", 2, 2.4))
-    ((effect,),) = effects(found, hashes(found))
-    assert effect.verdict.p == pytest.approx(paired([2.1, 2.4], [2.2, 2.4]).p)
+    (row,) = rows_of_groups(found, hashes(found))
+    assert row.p == pytest.approx(paired([2.1, 2.4], [2.2, 2.4]).p)
 
 
 def test_the_same_seed_again_is_no_spread():
     (group,) = groups(("swiglu", 1, 2.0), ("swiglu", 1, 2.0))
-    assert (group.num_seeds, len(group.runs), group.measures["val_loss"].spread) == (1, 2, None)
+    assert (group.num_seeds, len(group.runs), group.means["val_loss"].sd) == (1, 2, None)
+
+
+def test_a_metric_of_which_higher_is_better_has_its_own_sign(monkeypatch):
+    monkeypatch.setitem(from_runs.METRICS, "accuracy", Metric("accuracy", "share", higher_is_better=True))
+    values = {("swiglu", seed): 0.5 + 0.01 * seed for seed in range(4)}
+    values |= {("gelu", seed): 0.6 + 0.012 * seed for seed in range(4)}
+    runs = [(_run(n, *key), {"val_loss": 2.0, "accuracy": value}) for n, (key, value) in enumerate(values.items())]
+    found = group_runs(runs)
+    (_, row) = rows_of_groups(found, hashes(found))
+    truth = paired(*([value for (mlp, _), value in values.items() if mlp == side] for side in ("swiglu", "gelu")))
+    assert (row.metric, row.unit, row.higher_is_better, row.verdict) == ("accuracy", "share", True, BETTER)
+    assert row.difference == pytest.approx(truth.difference)
+    low, high = row.interval
+    assert 0 < low < row.difference < high
+    assert (low + high) / 2 == pytest.approx(row.difference)
+    assert (row.baseline_mean, row.mean) == (pytest.approx(0.515), pytest.approx(0.618))
+    assert row.robust.median == pytest.approx(0.103)
+    assert [(pair.seed, pair.baseline) for pair in row.by_seed] == [(seed, 0.5 + 0.01 * seed) for seed in range(4)]
+    assert found[1].means["accuracy"].value == pytest.approx(0.618)

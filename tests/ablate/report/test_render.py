@@ -1,4 +1,4 @@
-"""The page of a report: needs nothing else, and escapes names."""
+"""The renderer of reports: terminal, page, notebook, Markdown, LaTeX, CSV, and files with figures."""
 
 import re
 
