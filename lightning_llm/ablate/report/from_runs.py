@@ -353,7 +353,7 @@ def _row(
 ) -> Row:
     """The row of a group in a metric."""
     group, seeds = compared
-    names = [seed if isinstance(seed, int) else str(seed) for seed in seeds]
+    names = [_seed_of(baseline.by_seed[seed][0][0]) for seed in seeds]
     pairs = [Pair(*pair) for pair in zip(names, sample.baseline, sample.variant, strict=True)] if seeds else []
     return row_of(
         found,
@@ -367,6 +367,14 @@ def _row(
         mean=statistics.fmean(map(_float, sample.variant)),
         runs_of_sides=None if sample.is_paired else (len(sample.baseline), len(sample.variant)),
     )
+
+
+def _seed_of(run: Run) -> int | str:
+    """The seed of a run, or both of its seeds if those of weights and data differ."""
+    seeds = list(dict.fromkeys(seed for seed in run.seed if seed is not None))
+    if len(seeds) == 1 and isinstance(seeds[0], int):
+        return seeds[0]
+    return ", ".join(map(str, seeds)) or "none"
 
 
 def _float(value: float | None) -> float:

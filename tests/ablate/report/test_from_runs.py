@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_llm.ablate.report import from_runs
 from lightning_llm.ablate.report.from_runs import group_runs, rows_of_groups
 from lightning_llm.runs.find import Run
 from lightning_llm.statistics.design import BETTER, UNDECIDED

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from lightning_llm.ablate.report.figures import staircase
 from lightning_llm.ablate.report.from_stream import idea_lines, stream_report
