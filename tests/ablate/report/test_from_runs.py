@@ -1,5 +1,6 @@
 """Which runs are a group, which are pairs, and how two groups differ."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,13 @@ def test_a_metric_of_which_higher_is_better_has_its_own_sign(monkeypatch):
     assert row.robust.median == pytest.approx(0.103)
     assert [(pair.seed, pair.baseline) for pair in row.by_seed] == [(seed, 0.5 + 0.01 * seed) for seed in range(4)]
     assert found[1].means["accuracy"].value == pytest.approx(0.618)
+
+
+def test_a_pair_is_named_by_its_seed_or_by_both_of_its_seeds():
+    def run(number, mlp, seeds):
+        options = {"mlp": mlp, "seed_everything": seeds[0], "data.seed": seeds[1]}
+        return Run(Path(f"runs/{number}"), options), {"val_loss": 2.0 + 0.1 * number}
+
+    found = group_runs([run(n, mlp, seeds) for n, (mlp, seeds) in enumerate(product("ab", [(1, 1), (2, 3)]))])
+    (row,) = rows_of_groups(found, hashes(found))
+    assert [pair.seed for pair in row.by_seed] == [1, "2, 3"]
