@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+
+from lightning_llm.ablate.ladder import folder_of_size, prediction_of, read_ladder, store_prediction, with_further
 from lightning_llm.ablate.report.from_experiment import report_of
 from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for, predictions
 from lightning_llm.ablate.report.record import VERSION, Variant, row_of
