@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,22 +41,22 @@ class Curves(NamedTuple):
         return list(self.steps[BASELINE]), np.array(rows)
 
     def summaries(
-        self, names: Sequence[str], costs: Mapping[str, StepCost], delta: float | None, sign: int = 1
+        self, names: Collection[str], costs: Mapping[str, StepCost], delta: float | None, sign: int = 1
     ) -> dict[str, Curve]:
-        """Means and paired differences of the baseline and variants, for a report.
+        """Means and paired differences of each variant, for a report.
 
         Args:
-            names: Of the baseline and the variants.
+            names: The baseline and the variants; not the null variant, which would make fewer seeds common.
             costs: Of the variants whose step was measured.
             delta: The smallest difference that matters; ``None``: the default one.
             sign: -1 if the values are those of a metric with its sign changed.
         """
         if BASELINE not in self.steps:
             return {}
-        names = [name for name in names if name in self.steps]
-        common = set.intersection(*(set(self.seeds[name]) for name in names))
+        shown = [name for name in self.steps if name in names]
+        common = set.intersection(*(set(self.seeds[name]) for name in shown))
         curves = {}
-        for name in names:
+        for name in shown:
             steps = self.steps[name]
             chosen = [n for n, seed in enumerate(self.seeds[name]) if seed in common or not common]
             losses = sign * self.losses[name][chosen]

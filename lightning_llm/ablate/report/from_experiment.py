@@ -335,6 +335,5 @@ def _spent(loaded: Loaded) -> Spent:
 def _curves(loaded: Loaded, variants: Mapping[str, Variant]) -> dict[str, Curve]:
     experiment = loaded.plan.experiment
     costs = {name: variant.step for name, variant in variants.items() if variant.step is not None}
-    return curves_of(loaded).summaries(
-        list(variants), costs, experiment.delta, sign=-1 if experiment.higher_is_better else 1
-    )
+    sign = -1 if experiment.higher_is_better else 1
+    return curves_of(loaded).summaries(variants, costs, experiment.delta, sign)

@@ -354,7 +354,7 @@ def _row(
 ) -> Row:
     """The row of a group in a metric."""
     group, seeds = compared
-    names = [_seed_of(group.by_seed[seed][0][0]) for seed in seeds]
+    names = [_seed_of(baseline.by_seed[seed][0][0]) for seed in seeds]
     pairs = [Pair(*pair) for pair in zip(names, sample.baseline, sample.variant, strict=True)] if seeds else []
     return row_of(
         found,
@@ -371,10 +371,11 @@ def _row(
 
 
 def _seed_of(run: Run) -> int | str:
-    """The seed of a run's weights and data; if these are two, both."""
-    weights, *others = run.seed
-    is_one = isinstance(weights, int) and all(seed in (weights, None) for seed in others)
-    return weights if is_one else ", ".join(str(seed) for seed in run.seed)
+    """The seed of a run, or both of its seeds if those of weights and data differ."""
+    seeds = list(dict.fromkeys(seed for seed in run.seed if seed is not None))
+    if len(seeds) == 1 and isinstance(seeds[0], int):
+        return seeds[0]
+    return ", ".join(map(str, seeds)) or "none"
 
 
 def _float(value: float | None) -> float:

@@ -178,8 +178,11 @@ def _csv_cells(report: ReportRecord, row: Row) -> list[Any]:
     return ["" if value is None else printable(value) if isinstance(value, str) else value for value in values]
 
 
+_OF_MARKDOWN = {"<": "&lt;", "&": "&amp;"} | {sign: f"\\{sign}" for sign in "\\`*|"}
+
+
 def _in_markdown(cell: str) -> str:
-    return printable(cell.replace("\n", " ")).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return "".join(_OF_MARKDOWN.get(sign, sign) for sign in printable(cell.replace("\n", " ")))
 
 
 _OF_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}

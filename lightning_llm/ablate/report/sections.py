@@ -202,6 +202,7 @@ def _of_experiment(report: ReportRecord) -> Document:
     if design is not None:
         tested = f"; {tested_in_words(design.tested_after)}" if design.tested_after else ""
         about = [f"{words.about(report)}, at the last step; alpha {report.alpha:g}{tested}; plan {design.plan[:12]}"]
+        about += [] if report.has_ended else [words.UNFINISHED]
         about.append(Table(["variant", "what it is"], [[*row] for row in _what(report)], is_text=True))
         about += [Diff(name, stat, f"diffs/{quote(name)}.patch") for name, stat in design.diffs.items()]
     about += words.design_lines(report)
@@ -293,7 +294,8 @@ def _digits(value: float | None, digits: int = 3) -> str:
 def _of_sizes(report: ReportRecord) -> Document:
     facts = report.sizes
     assert facts is not None
-    about = [f"{words.about(report)}, {facts.pairs} pairs at each size, alpha {report.alpha:g} per size"]
+    about: list[Part] = [f"{words.about(report)}, {facts.pairs} pairs at each size, alpha {report.alpha:g} per size"]
+    about += [] if report.has_ended else [words.UNFINISHED]
     about += words.design_lines(report)
     times = (
         "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "

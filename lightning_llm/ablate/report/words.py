@@ -39,6 +39,7 @@ ABOUT_STREAM = (
     "these pairs and is no test. Pairs that confirm an idea are fresh and of a fixed number, and their interval is a "
     "test."
 )
+UNFINISHED = "The experiment has not ended."
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 FEWEST_DIGITS, MOST_DIGITS = 4, 10
@@ -88,10 +89,9 @@ def runs_of(row: Row) -> str:
 
 
 def about(report: ReportRecord) -> str:
-    """The metric, the text that it is of if that is known, and whether the report is whole."""
+    """The metric, and the text that it is of if that is known."""
     validation = report.design.validation if report.design else ""
-    metric = f"{report.metric} of {validation}" if validation else report.metric
-    return metric if report.has_ended else f"{metric}; it has not ended"
+    return f"{report.metric} of {validation}" if validation else report.metric
 
 
 def descriptions(design: Design, options: Mapping[str, Mapping[str, object]], baseline: str) -> dict[str, str]:

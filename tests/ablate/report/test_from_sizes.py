@@ -1,5 +1,6 @@
 """What three sizes say of a fourth, in a report and on its page; and stored predictions that are right or not."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -10,16 +11,11 @@ import numpy as np
 import pytest
 
 from lightning_llm.ablate.ladder import folder_of_size, prediction_of, read_ladder, store_prediction, with_further
-from lightning_llm.ablate.ladder_report import (
-    NO_BEND,
-    ladder_report,
-    lines_of,
-    prediction_for,
-    predictions,
-    table_of,
-    write_ladder_report,
-)
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report.from_experiment import report_of
+from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for, predictions
+from lightning_llm.ablate.report.record import VERSION, Variant, row_of
+from lightning_llm.ablate.report.report import Report
+from lightning_llm.ablate.report.words import NO_BEND, size_lines
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.tuning import Grid
 from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, predict
@@ -28,42 +24,49 @@ from tests.ablate.conftest import COMPUTES, frozen, train_size, work
 
 def differences_of(row):
     """Mean, standard deviation and number of the differences, from the losses of each seed."""
-    differences = [pair["variant"] - pair["baseline"] for pair in row["by_seed"]]
+    differences = [pair.difference for pair in row.by_seed]
     return {"mean": np.mean(differences), "sd": np.std(differences, ddof=1), "pairs": len(differences)}
+
+
+def answers(report):
+    return {name: None if each is None else each.answer for name, each in report.sizes.predicted.items()}
+
+
+def rows_of(report, variant):
+    """The rows of a variant, from the smallest size to the largest."""
+    return [row for row in report.of_kind("result") if row.variant == variant]
 
 
 def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
     made = ladder({"same": [-0.1, -0.1, -0.1], "gone": [-0.4, -0.1, -0.025], "turned": [-0.2, -0.1, 0.0]})
     report = ladder_report(*read_ladder(Path(made.folder)))
-    assert report["has_ended"]
-    assert {name: row["answer"] for name, row in report["ladder"].items()} == {
+    assert report.has_ended
+    assert answers(report) == {
         "same": "holds",
         "gone": "fades",
         "turned": "unknown",  # no direction is shown at the largest size
     }
-    rows = report["ladder"]["same"]["sizes"]
-    assert [row["size"] for row in rows] == ["25k", "50k", "100k"]
-    assert [row["compute"] for row in rows] == [COMPUTES[size] for size in made.sizes]
+    rows = rows_of(report, "same")
+    assert [row.size for row in rows] == ["25k", "50k", "100k"]
+    assert [row.compute for row in rows] == [COMPUTES[size] for size in made.sizes]
     sizes = {size: report_of(load_experiment(folder_of_size(made, size))) for size in made.sizes}
     every = [
-        AtSize(math.log(COMPUTES[size], 4), row["difference"], row["sd"], row["pairs"])
+        AtSize(math.log(COMPUTES[size], 4), row.difference, row.sd, row.pairs)
         for size, each in sizes.items()
-        for row in (*each["variants"].values(), each["aa"]["null"])
+        for row in each.rows
     ]
     own = [at for at, name in zip(every, ["same", "gone", "turned", "null"] * 3, strict=True) if name == "same"]
     expected = predict(own, SpreadBySize.of(every), 13.0, 4)
-    found = report["ladder"]["same"]
-    assert found["interval"] == pytest.approx(list(expected.interval))
-    assert found["prediction_interval"] == pytest.approx(list(expected.prediction_interval))
-    assert found["shown_up_to"] == pytest.approx(4.0**14)  # as far as anything is predicted
-    nulls = [
-        AtSize(math.log(COMPUTES[size], 4), **differences_of(each["null"])) for size, each in report["sizes"].items()
-    ]
-    stored = [AtSize(math.log(row["compute"], 4), **differences_of(row)) for row in rows]
+    found = report.sizes.predicted["same"]
+    assert found.interval == pytest.approx(expected.interval)
+    assert found.prediction_interval == pytest.approx(expected.prediction_interval)
+    assert found.shown_up_to == pytest.approx(4.0**14)  # as far as anything is predicted
+    nulls = [AtSize(math.log(COMPUTES[row.size], 4), **differences_of(row)) for row in report.of_kind("null")]
+    stored = [AtSize(math.log(row.compute, 4), **differences_of(row)) for row in rows]
     for one, other in zip([*stored, *nulls], [*own, *every[3::4]], strict=True):  # the losses give the numbers again
         assert (one.pairs, one.mean) == (other.pairs, pytest.approx(other.mean))
         assert one.sd == pytest.approx(other.sd, abs=1e-12)
-    lines = lines_of(report)
+    lines = size_lines(report)
     assert lines[0].startswith("same at 200k (6.7e+07 FLOPs): holds: the direction is that at the largest size; ")
     assert "gone at 200k (6.7e+07 FLOPs): fades: the difference is smaller than 0.01; " in lines[1]
     assert NO_BEND in lines
@@ -78,42 +81,45 @@ def test_at_the_smallest_size_the_tuned_variants_are_compared(ladder, tmp_path):
     planned = {name: {"tuned": 0.01} for name in (*variants, "null")}
     looks, out, base = [4], "sizes/25k", variants["baseline"]
     plan = frozen(Path(made.folder), {"a": variants["a"]}, looks, 0.01, out, base, base, tune=tune, planned=planned)
-    assert ladder_report(*read_ladder(Path(made.folder)))["tuned"] is None  # not yet
-    assert ladder_report(*read_ladder(Path(made.folder)))["ladder"]["a"]["sizes"][0]["difference"] is None
+    assert ladder_report(*read_ladder(Path(made.folder))).sizes.tuned_option == ""  # not yet
+    assert rows_of(ladder_report(*read_ladder(Path(made.folder))), "a")[0].difference is None
     work(plan.out)
     report = ladder_report(*read_ladder(Path(made.folder)))
-    assert report["tuned"] == {"option": option, "size": "25k", "factors": {"baseline": 2.0, "a": 0.5}}
-    first, untuned = report["ladder"]["a"]["sizes"][0], report_of(load_experiment(plan.out))
-    assert first["difference"] == pytest.approx(-0.1, abs=0.001)
-    assert untuned["variants"]["a"]["difference"] == pytest.approx(-0.1, abs=0.001)  # both are an octave off
-    assert report["sizes"]["25k"]["mean"] == pytest.approx(untuned["baseline"]["mean"] - 1)
-    assert lines_of(report)[0] == (
+    assert (report.sizes.tuned_option, report.sizes.tuned_factors) == (option, {"baseline": 2.0, "a": 0.5})
+    first, untuned = rows_of(report, "a")[0], report_of(load_experiment(plan.out))
+    assert first.difference == pytest.approx(-0.1, abs=0.001)
+    assert untuned["a"].difference == pytest.approx(-0.1, abs=0.001)  # both are an octave off
+    mean = untuned.variants["baseline"].means["val_loss"].value
+    assert report.sizes.sizes["25k"].mean == pytest.approx(mean - 1)
+    assert size_lines(report)[0] == (
         f"{option} was tuned at 25k, and at larger sizes multiplies what size sets there: baseline × 2, a × 0.5."
     )
-    assert report["ladder"]["a"]["answer"] == "holds"
+    assert answers(report) == {"a": "holds"}
 
 
 def test_the_multiplier_is_the_compute_that_gives_the_same_loss(ladder):
     made = ladder({"a": [-0.5, -0.25, 0.0]}, base=(3.0, 2.5, 2.25))
     report = ladder_report(*read_ladder(Path(made.folder)))
-    rows = report["ladder"]["a"]["sizes"]
+    rows = rows_of(report, "a")
     # the baseline falls by 0.5 for 4 times the compute, then by 0.25; at the size between them by their mean
-    assert rows[0]["multiplier"] == pytest.approx(4, rel=0.01)
-    assert rows[1]["multiplier"] == pytest.approx(4 ** (0.25 / 0.375), rel=0.01)
-    assert rows[2]["multiplier"] == pytest.approx(1, rel=0.01)
-    low, high = rows[0]["multiplier_interval"]
-    assert low < rows[0]["multiplier"] < high
-    assert [row[-1] for row, _ in table_of(report)] == [f"{row['multiplier']:.2f}" for row in rows]
+    assert rows[0].multiplier == pytest.approx(4, rel=0.01)
+    assert rows[1].multiplier == pytest.approx(4 ** (0.25 / 0.375), rel=0.01)
+    assert rows[2].multiplier == pytest.approx(1, rel=0.01)
+    low, high = rows[0].multiplier_interval
+    assert low < rows[0].multiplier < high
+    shown = [line.split("|")[-2].strip() for line in report.to_markdown().splitlines() if line.startswith("| a |")]
+    assert shown == [f"{row.multiplier:.2f}" for row in rows]
 
 
 def test_a_size_with_a_diverged_run_has_no_difference_and_two_sizes_predict_nothing(ladder):
     made = ladder({"lost": [-0.1, [1], -0.1], "same": [-0.1, -0.1, -0.1]})
     report = ladder_report(*read_ladder(Path(made.folder)))
-    assert report["ladder"]["lost"]["sizes"][1]["difference"] is None
-    assert report["ladder"]["lost"]["answer"] is None
-    assert report["ladder"]["same"]["answer"] == "holds"
-    assert "lost at 200k (6.7e+07 FLOPs): no prediction, which needs a difference at three sizes" in lines_of(report)[0]
-    write_ladder_report(*read_ladder(Path(made.folder)))  # the page can be drawn
+    assert rows_of(report, "lost")[1].difference is None
+    assert answers(report) == {"lost": None, "same": "holds"}
+    assert (
+        "lost at 200k (6.7e+07 FLOPs): no prediction, which needs a difference at three sizes" in size_lines(report)[0]
+    )
+    report.write(made.folder)  # the page can be drawn
 
 
 def test_a_stored_prediction_is_right_or_not_and_never_rewritten(ladder):
@@ -124,17 +130,17 @@ def test_a_stored_prediction_is_right_or_not_and_never_rewritten(ladder):
     assert prediction_of(made, "200k").variants.keys() == {"same", "bends"}
     assert prediction_of(made, "200k").hash == prediction.hash
     waiting = ladder_report(*read_ladder(Path(made.folder)))
-    assert [row["hit"] for row in waiting["predictions"][0]["variants"].values()] == [None, None]
-    assert waiting["target"] is not None
+    assert [each.is_hit for each in waiting.sizes.predictions[0].variants.values()] == [None, None]
+    assert waiting.sizes.target == "200k"
     train_size(made, "200k", {"same": -0.1, "bends": 0.2}, -0.9)
     report = ladder_report(*read_ladder(Path(made.folder)))
-    assert {name: row["hit"] for name, row in report["predictions"][0]["variants"].items()} == {
+    assert {name: each.is_hit for name, each in report.sizes.predictions[0].variants.items()} == {
         "same": True,
         "bends": False,
     }
-    assert report["predictions"][0]["hash"] == prediction.hash
-    assert report["target"] is None
-    lines = lines_of(report)
+    assert report.sizes.predictions[0].hash == prediction.hash
+    assert report.sizes.target == ""
+    lines = size_lines(report)
     assert any(line.startswith("same at 200k: hit: predicted -0.1") for line in lines)
     assert any(line.startswith("bends at 200k: miss: ") and line.endswith("observed +0.2002.") for line in lines)
     assert with_further(made, "400k", ["200k"]).sizes == ("25k", "50k", "100k", "200k")
@@ -142,34 +148,41 @@ def test_a_stored_prediction_is_right_or_not_and_never_rewritten(ladder):
 
 def test_the_page_shows_names_as_text(ladder):
     made = ladder({"<b>$x$&": [-0.1, -0.1, -0.1]})
-    _, page = write_ladder_report(*read_ladder(Path(made.folder)))
+    page = ladder_report(*read_ladder(Path(made.folder))).write(made.folder)
     html = page.read_text(encoding="utf-8")
     assert "&lt;b&gt;$x$&amp;" in html
     assert "<b>" not in html
     assert html.count("<svg") == 1
     assert "sizes/100k/report.html" in html
-    assert json.loads((Path(made.folder) / "report.json").read_text())["ladder"]["<b>$x$&"]["answer"] == "holds"
+    stored = json.loads((Path(made.folder) / "report.json").read_text())
+    assert stored["sizes"]["predicted"]["<b>$x$&"]["answer"] == "holds"
+    assert Report.read(made.folder) == ladder_report(*read_ladder(Path(made.folder)))
 
 
 def test_without_a_target_the_sizes_are_shown_alone(ladder):
     made = ladder({"a": [-0.1, -0.1, -0.1]}, predict=None)
     report = ladder_report(*read_ladder(Path(made.folder)))
-    assert report["target"] is None
-    assert report["ladder"]["a"]["answer"] is None
+    assert report.sizes.target == ""
+    assert answers(report) == {}
     shares = "95% each, 95% for all variants of a size together"
-    assert lines_of(report) == [f"Intervals of differences: {shares}; predictions: 90% for each variant."]
+    assert size_lines(report) == [f"Intervals of differences: {shares}; predictions: 90% for each variant."]
 
 
 def test_intervals_of_several_variants_say_what_each_is(ladder):
     report = ladder_report(*read_ladder(Path(ladder({"a": [-0.1] * 3, "b": [0.1] * 3}, predict=None).folder)))
-    assert "97.5% each, 95% for all variants of a size together" in lines_of(report)[-1]
+    assert "97.5% each, 95% for all variants of a size together" in size_lines(report)[-1]
 
 
 def test_a_pair_whose_baseline_diverged_does_not_count(tmp_path):
-    row = {"difference": -0.1, "sd": 0.01, "pairs": 8, "baseline_diverged": 0, "direction": "better"}
-    report = {"variants": {"a": row}, "aa": {"null": None}, "delta": None}
+    untested = row_of(None, variant="a", metric="val_loss", unit="nats/token")
+    numbers = {"difference": -0.1, "sd": 0.01, "pairs": 8, "direction": "better"}
+    row = dataclasses.replace(untested, **numbers)
+    about = {"name": "test", "metric": "val_loss", "unit": "nats/token", "alpha": 0.05, "level": 0.95}
+    variants = {"baseline": Variant(), "a": Variant()}
+    report = Report(version=VERSION, kind="experiment", rows=[row], variants=variants, **about)
     sizes = dict.fromkeys(("25k", "50k", "100k"), report)
-    lost = {**sizes, "100k": {**report, "variants": {"a": {**row, "baseline_diverged": 6}}}}
+    fewer_rows = [dataclasses.replace(row, baseline_diverged=6)]
+    lost = {**sizes, "100k": msgspec.structs.replace(report, rows=fewer_rows)}
     whole, fewer = (predictions(each, COMPUTES, "200k", 8)["a"] for each in (sizes, lost))
     assert fewer.interval[1] - fewer.interval[0] > 1.2 * (whole.interval[1] - whole.interval[0])
 
@@ -177,7 +190,7 @@ def test_a_pair_whose_baseline_diverged_does_not_count(tmp_path):
 def test_a_prediction_of_a_variant_that_diverged_has_no_observation(ladder):
     made = ladder({"a": [-0.1, -0.1, -0.1]})
     store_prediction(made, prediction_for(made, COMPUTES))
-    assert any("not observed yet" in line for line in lines_of(ladder_report(*read_ladder(Path(made.folder)))))
+    assert any("not observed yet" in line for line in size_lines(ladder_report(*read_ladder(Path(made.folder)))))
     train_size(made, "200k", {"a": [0, 1, 2, 3]}, 0.0)
-    lines = lines_of(ladder_report(*read_ladder(Path(made.folder))))
+    lines = size_lines(ladder_report(*read_ladder(Path(made.folder))))
     assert any("no difference was observed, since a run failed to train" in line for line in lines)

@@ -1,32 +1,26 @@
-"""Tables on the screen: what an experiment takes and will find, and what it has found."""
+"""Tables before the first run: what an experiment takes and will find."""
 
 import io
 from types import SimpleNamespace
 
 import pytest
 
-from lightning_llm.ablate import screen
+from lightning_llm.ablate import plan_tables
 from lightning_llm.ablate.experiment import Experiment, Looks
 from lightning_llm.ablate.fit.planning import CostEstimate
 from lightning_llm.ablate.history import Earlier, Spread
 from lightning_llm.ablate.plan import Reused
-from lightning_llm.ablate.report import report_of
-from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.screen import (
+from lightning_llm.ablate.plan_tables import (
     power_analyses,
     runs_of,
     show_cost_estimates,
     show_plan,
-    show_power_analysis,
-    show_report,
-    show_table,
     warnings_of,
 )
 from lightning_llm.ablate.tuning import Grid
 from lightning_llm.io.console import Console
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.power import PowerAnalysis, power_analysis
-from tests.ablate.conftest import work
 
 TUNE = Grid(option="model.optimizer.init_args.lr", factors=(0.5, 1.0, 2.0), seeds=2)
 
@@ -63,8 +57,8 @@ def test_a_design_that_can_reach_nothing_warns():
     (line,) = warnings_of(Design(0.05, (4,), delta=0.001), 0.01)
     assert "differ by less than delta 0.001 in only 0% of experiments: give more pairs, or a delta of about " in line
     delta = float(line.partition("a delta of about ")[2].partition(",")[0])
-    assert power_analysis(Design(0.05, (4,), delta=1.1 * delta), 0.0, 0.01).probabilities["equivalent"] > screen.ENOUGH
-    assert power_analysis(Design(0.05, (4,), delta=0.9 * delta), 0.0, 0.01).probabilities["equivalent"] < screen.ENOUGH
+    assert power_analysis(Design(0.05, (4,), delta=1.1 * delta), 0.0, 0.01).probabilities["equivalent"] > plan_tables.ENOUGH
+    assert power_analysis(Design(0.05, (4,), delta=0.9 * delta), 0.0, 0.01).probabilities["equivalent"] < plan_tables.ENOUGH
 
 
 def test_an_outlook_names_spread_and_tuning():
@@ -78,7 +72,7 @@ def test_an_outlook_names_spread_and_tuning():
 
 
 def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
-    monkeypatch.setattr(screen, "show_power_analysis", lambda *content: content[-1].print_lines("the power analysis"))
+    monkeypatch.setattr(plan_tables, "show_power_analysis", lambda *content: content[-1].print_lines("the outlook"))
     record = SimpleNamespace(seen={"first": [0, 1, 2]}, reused=Reused())
     plan = SimpleNamespace(record=record, experiment=experiment(), out="an out")
     said = printed(show_plan, plan, [Earlier("first", [0, 1, 2], Spread(0.02, "first", "gelu"))])
@@ -103,22 +97,3 @@ def test_what_experiments_take_is_summed():
     ]
     assert [line.split()[3] for line in lines if "large" in line] == ["–"]
     assert lines[-1].startswith("About 60.0 minutes of training steps at most, by timed steps")
-
-
-def test_only_the_first_column_is_folded():
-    rows = [("model.architecture.intermediate_size=1024", "worse", "+0.0123")]
-    said = printed(show_table, rows, ("variant", "verdict", "difference"), ["a line"], width=48)
-    assert "…" not in said
-    assert "+0.0123" in said
-    assert "".join(line[:24].strip() for line in said.splitlines()[3:]).startswith(rows[0][0])
-    assert said.endswith("a line\n")
-
-
-@pytest.mark.parametrize("name", ["a", "model.architecture.intermediate_size=1024"])
-def test_no_verdict_is_cut_on_80_columns(experiment, name):
-    plan = experiment({name: {"effect": 0.0}, "b": {"effect": 0.02}})
-    work(plan.out)
-    said = printed(show_report, report_of(load_experiment(plan.out)), width=80)
-    assert "…" not in said
-    assert "undecided" in said
-    assert " worse" in said

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from lightning_llm.ablate.report.figures import staircase
+from lightning_llm.ablate.report.from_stream import idea_lines, stream_report
+from lightning_llm.ablate.report.report import Report
+from lightning_llm.ablate.report.words import stream_lines
 from lightning_llm.ablate.stream import Asked, Mean, Stream, StreamRecord, Verdict
-from lightning_llm.ablate.stream_report import (
-    HEAD,
-    MORE,
-    draw,
-    lines_of,
-    rows_of,
-    stream_report,
-    summary_of,
-    write_stream_report,
-)
 from lightning_llm.io.charts import canvas
 
 VERDICT = Verdict(
@@ -68,7 +62,7 @@ def stream(tmp_path):
 
 
 def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
-    assert lines_of(VERDICT) == [
+    assert idea_lines(VERDICT) == [
         "<b>relu2: adopted (place 1 of the stream): 8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0.",
         "Because: cheap",
         "Difference -0.0310 (95% interval -0.0400 to -0.0200) nats/token after 6 pairs.",
@@ -77,48 +71,84 @@ def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
         "Same flops; 102,000 parameters instead of 100,000; 70 steps instead of 60.",
         "28 runs were trained, 90.0 s together.",
     ]
-    lines = lines_of(REJECTED)
+    lines = idea_lines(REJECTED)
     assert not any("Because" in line or "fresh" in line for line in lines)
     assert "Same flops." in lines  # half a percent of the parameters is no difference to name
-    none = lines_of(replace(REJECTED, difference=None, interval=None, pairs=0))
+    none = idea_lines(replace(REJECTED, difference=None, interval=None, pairs=0))
     assert "Difference – nats/token after 0 pairs." in none
 
 
 def test_the_table_and_the_sentences_tell_what_was_tried(stream):
-    rows = rows_of(stream)
-    assert [row[:5] for row in rows] == [
-        ["1. <b>relu2 – cheap", "adopted", "6", "-0.0310", "-0.0400 to -0.0200"],
-        ["2. b", "rejected", "4", "+0.0100", "-0.0100 to +0.0300"],
+    report = stream_report(stream)
+    found = report.to_markdown().splitlines()
+    assert found[found.index("| idea | verdict | pairs | difference | 95% interval |") + 2 :][:2] == [
+        "| 1. &lt;b>relu2 | adopted | 6 | -0.0310 | -0.0400 to -0.0200 |",
+        "| 2. b | rejected | 4 | +0.0100 | -0.0100 to +0.0300 |",
     ]
-    assert all(len(row) == len(HEAD) + len(MORE) for row in rows)
-    lines = summary_of(stream)
+    page = report.write(stream.out).read_text()
+    reason = "8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0"
+    assert f"<td>1. &lt;b&gt;relu2</td><td>cheap</td><td>adopted</td><td>{reason}</td>" in page
+    assert "<td>2. b</td><td>–</td><td>rejected</td><td>the e-value is below 1</td>" in page
+    numbers = (
+        "<td>81.2</td><td>40.5</td><td>28</td><td>90.0 s</td><td>8</td><td>-0.0200</td><td>-0.0300 to -0.0100</td>"
+    )
+    assert f"<td>1. &lt;b&gt;relu2</td>{numbers}" in page
+    assert "<td>30.0 s</td><td>–</td><td>–</td><td>–</td>" in page
+    lines = stream_lines(report)
     assert lines[0] == "2 ideas, adopted: 1. <b>relu2; 2.0 minutes of runs."
     assert lines[1].startswith("0003-c has no verdict yet: lightning-llm ablate try ")
     assert lines[2] == "An idea at place 3 has to reach an e-value of 162 within 24 pairs."
     assert lines[3].endswith("useless ideas among the adopted ones is at most 5%.")
+    assert "a difference is idea minus baseline, so a negative one is an improvement." in str(report)
 
 
 def test_the_page_escapes_names_and_the_json_has_every_idea(stream):
-    page = write_stream_report(stream).read_text()
+    report = stream_report(stream)
+    page = report.write(stream.out).read_text()
     assert "&lt;b&gt;relu2" in page
     assert "<b>relu2" not in page
     assert "<svg" in page
     assert "precision 32-true" in page
-    report = json.loads((stream.out / "report.json").read_text())
-    assert report == json.loads(json.dumps(stream_report(stream)))
-    assert (report["adopted"], report["gain"], report["run_seconds"]) == ([1], -0.02, 120.0)
-    assert [idea["name"] for idea in report["ideas"]] == ["<b>relu2", "b"]
+    assert Report.read(stream.out) == report
+    content = json.loads((stream.out / "report.json").read_text())
+    facts = content["stream"]
+    assert (facts["adopted"], facts["gain"], facts["run_seconds"]) == ([1], -0.02, 120.0)
+    assert [(row["variant"], row["kind"]) for row in content["rows"]] == [
+        ("<b>relu2", "result"),
+        ("<b>relu2", "confirmation"),
+        ("b", "result"),
+    ]
+    idea = content["rows"][0]["idea"]
+    assert (idea["place"], idea["because"], idea["match"], idea["plan"]) == (1, "cheap", "flops", "0" * 64)
+    assert idea["options"] == VERDICT.options
 
 
 def test_a_stream_without_a_verdict_has_a_page(stream):
-    empty = Stream(stream.out, stream.record, [], None)
-    assert "<svg" not in write_stream_report(empty).read_text()
-    assert summary_of(empty)[0] == "0 ideas, adopted: none; 0 ms of runs."
+    empty = stream_report(Stream(stream.out, stream.record, [], None))
+    assert "<svg" not in empty.write(stream.out).read_text()
+    assert stream_lines(empty)[0] == "0 ideas, adopted: none; 0 ms of runs."
+    assert empty.rows == []
+
+
+def test_where_higher_is_better_an_improvement_is_positive(stream):
+    of_accuracy = {"metric": "-accuracy", "unit": "accuracy"}
+    verdicts = [replace(verdict, **of_accuracy) for verdict in (VERDICT, REJECTED)]
+    report = stream_report(Stream(stream.out, stream.record, verdicts, None))
+    assert (report.metric, report.unit, report.higher_is_better) == ("accuracy", "accuracy", True)
+    row, fresh, rejected = report.rows
+    assert (row.difference, row.interval) == (0.031, (0.02, 0.04))
+    assert (fresh.difference, fresh.interval) == (0.02, (0.01, 0.03))
+    assert (rejected.difference, rejected.interval) == (-0.01, (-0.03, 0.01))
+    assert report.stream.gain == 0.02
+    reason = "8 fresh pairs: the interval +0.0100 to +0.0300 lies above 0"
+    assert (row.sentence, fresh.sentence, rejected.sentence) == (reason, reason, REJECTED.reason)
+    assert idea_lines(verdicts[0])[0].endswith(f": {reason}.")
+    assert "Difference +0.0310 (95% interval +0.0200 to +0.0400) accuracy after 6 pairs." in idea_lines(verdicts[0])
 
 
 def test_the_staircase_goes_down_by_the_confirmed_difference(stream):
     with canvas(6, 3) as axes:
-        draw(axes[0], stream_report(stream))
+        staircase(axes[0], stream_report(stream))
         axis = axes[0, 0]
         line = next(line for line in axis.lines if line.get_drawstyle() == "steps-post")
         np.testing.assert_allclose(line.get_xdata(), [0.5, 1.5, 2.5, 3.0])

@@ -1,6 +1,8 @@
 """A verdict on losses that are given: against scipy, and what is printed, exported, and refused."""
 
+import csv
 import dataclasses
+import io
 import math
 import subprocess
 import sys
@@ -10,7 +12,10 @@ import pytest
 from scipy import stats
 
 import lightning_llm.ablate
-from lightning_llm.ablate import numbers, verdict
+from lightning_llm.ablate import verdict
+from lightning_llm.ablate.report import from_table
+from lightning_llm.ablate.report.record import Pair
+from lightning_llm.ablate.report.report import COLUMNS
 from lightning_llm.statistics.verdict import Sample, verdicts
 
 BASELINE = [3.21, 3.18, 3.25, 3.2, 3.22, 3.17, 3.24, 3.19]
@@ -41,8 +46,9 @@ def by_seed(losses):
 def test_pairs_are_compared_as_by_scipy(variants, alpha):
     losses = dict(list(LOSSES.items())[: variants + 1])
     found = verdict(losses, alpha=alpha)
-    assert list(found) == list(losses)[1:]
-    for name, own in found.items():
+    assert [row.variant for row in found.rows] == list(losses)[1:]
+    for own in found.rows:
+        name = own.variant
         truth = stats.ttest_rel(losses[name], BASELINE)
         assert own.interval == pytest.approx([*truth.confidence_interval(1 - alpha / variants)])
         assert own.p_adjusted == pytest.approx(variants * truth.pvalue)
@@ -54,16 +60,16 @@ def test_without_pairs_they_are_compared_as_by_welch(variants):
     losses = {"baseline": BASELINE, "gelu": GELU[:5], "relu2": [3.1, 3.2, 3.0, 3.4]}
     losses = dict(list(losses.items())[: variants + 1])
     found = verdict(losses, unpaired=True)
-    for name, own in found.items():
-        truth = stats.ttest_ind(losses[name], BASELINE, equal_var=False)
+    for own in found.rows:
+        truth = stats.ttest_ind(losses[own.variant], BASELINE, equal_var=False)
         assert own.interval == pytest.approx([*truth.confidence_interval(1 - 0.05 / variants)])
         assert own.p == pytest.approx(truth.pvalue)
     assert " variant   runs      difference" in str(found)
     assert "gelu      8 and 5" in str(found)
     assert "after 8 and 5 unpaired runs" in str(found)
-    assert numbers.UNPAIRED in str(found)
-    assert numbers.FIXED not in str(found)
-    assert found.to_dict()["variants"]["gelu"]["by_seed"] == []
+    assert from_table.UNPAIRED in str(found)
+    assert from_table.FIXED not in str(found)
+    assert found["gelu"].by_seed == []
 
 
 def test_it_prints_what_ablate_prints():
@@ -71,7 +77,7 @@ def test_it_prints_what_ablate_prints():
     lines = str(found).splitlines()
     assert lines[:2] == [
         "val_loss of gelu, relu2, compared with baseline",
-        "delta 0.005 val_loss; a difference is variant minus baseline, so a negative one is better.",
+        "Delta 0.005 val_loss; a difference is variant minus baseline, so a negative one is an improvement.",
     ]
     assert " variant   pairs   difference   97.5% interval       p adj.   verdict" in lines
     assert lines[-2:] == [
@@ -81,9 +87,9 @@ def test_it_prints_what_ablate_prints():
     (spread,) = (line for line in lines if line.startswith("gelu: standard deviation of a pair 0.0074 ("))
     saved = ", without pairing 0.041, correlation 0.97 (0.84 to 0.99), pairing saved 238 ("
     assert saved in spread
-    assert numbers.FIXED in lines
+    assert from_table.FIXED in lines
     assert repr(found) == str(found)
-    assert max(map(len, lines[2:8])) <= numbers.COLUMNS
+    assert max(len(line) for line in lines if line.startswith(" ")) <= COLUMNS  # the table
 
 
 @pytest.mark.parametrize(
@@ -105,37 +111,36 @@ def test_it_prints_what_ablate_prints():
 )
 def test_losses_in_any_form_have_the_same_verdicts(losses):
     found, truth = verdict(losses), verdict(LOSSES)
-    for name in truth:
-        assert found[name].verdict == truth[name].verdict
-        assert found[name].interval == pytest.approx(truth[name].interval, abs=1e-5)
+    for row, true in zip(found.rows, truth.rows, strict=True):
+        assert (row.variant, row.verdict) == (true.variant, true.verdict)
+        assert row.interval == pytest.approx(true.interval, abs=1e-5)
 
 
 def test_a_run_that_failed_counts_as_in_an_experiment():
     failed = [math.nan, math.inf, None, -math.inf, *[3.2] * 4]
     found = verdict({"baseline": BASELINE, "gelu": failed})
     truth = verdicts({"gelu": Sample(BASELINE, failed)})["gelu"]
-    assert dataclasses.asdict(found["gelu"]) == dataclasses.asdict(truth)
+    for field in dataclasses.fields(truth):
+        assert getattr(found["gelu"], field.name) == getattr(truth, field.name)
     assert "4 of 8 runs of the variant failed to train" in str(found)
     lost = verdict({"baseline": [math.nan, *BASELINE[1:]], "gelu": [*GELU[:7], 9.0]})
-    row = lost.to_dict()["variants"]["gelu"]
-    assert row["by_seed"][0] == {"seed": 0, "baseline": None, "variant": 3.22}
-    assert row["robust"]["outliers"] == [7]  # the seed, not the place among the pairs that are left
+    row = lost["gelu"]
+    assert row.by_seed[0] == Pair(0, None, 3.22)
+    assert row.robust.outliers == [7]  # the seed, not the place among the pairs that are left
 
 
 def test_seeds_are_in_order_and_named():
     found = verdict(by_seed(LOSSES))
-    assert found.report["seeds"] == [0, 1, 2, 3, 4, 5, 8, 9]
-    assert "seeds 0, 1, 2, 3, 4, 5, 8, 9; no delta" in str(found)
-    assert [pair["seed"] for pair in found.to_dict()["variants"]["gelu"]["by_seed"]] == found.report["seeds"]
+    assert [pair.seed for pair in found["gelu"].by_seed] == [0, 1, 2, 3, 4, 5, 8, 9]
     named = {name: dict(zip("cabd", values, strict=False)) for name, values in LOSSES.items()}
-    assert verdict(named).report["seeds"] == []
-    assert "seeds" not in str(verdict(LOSSES)).splitlines()[1]
+    assert [pair.seed for pair in verdict(named)["gelu"].by_seed] == ["a", "b", "c", "d"]
 
 
 def test_higher_is_better_with_a_minus():
     found = verdict(LOSSES, metric="-accuracy")
     assert (found["gelu"].verdict, found["relu2"].verdict) == ("better", "worse")
-    assert "-accuracy of gelu" in str(found)
+    assert str(found).startswith("accuracy of gelu, relu2, compared with baseline\n")
+    assert "so a positive one is an improvement." in str(found).splitlines()[1]
 
 
 def test_a_side_whose_seed_changes_nothing_is_doubted():
@@ -150,7 +155,7 @@ def test_a_side_whose_seed_changes_nothing_is_doubted():
 
 def test_tables_for_other_programs():
     found = verdict({"a & b": BASELINE, "x|y_z": GELU, "same": BASELINE}, baseline="a & b")
-    first, rule, second, third = found.to_markdown().splitlines()
+    first, rule, second, third = (line for line in found.to_markdown().splitlines() if line.startswith("|"))
     assert first == "| variant | pairs | difference | 97.5% interval | p adj. | verdict |"
     assert rule == "| --- | --- | --- | --- | --- | --- |"
     assert second == r"| x\|y_z | 8 | +0.0162 | +0.0088 to +0.0237 | 0.0009 | worse |"
@@ -163,10 +168,10 @@ def test_tables_for_other_programs():
     ]
     assert r"x|y\_z & 8 & $+0.0162$ & $+0.0088$ to $+0.0237$ & 0.0009 & worse \\" in latex
     assert r"same & 8 & $+0.0000$ & -- & -- & undecided \\" in latex
-    (gelu, same) = found.rows
-    assert (gelu["variant"], gelu["runs"], gelu["baseline_runs"], gelu["verdict"]) == ("x|y_z", 8, 8, "worse")
-    assert (gelu["low"], gelu["high"]) == found["x|y_z"].interval
-    assert (same["low"], same["p_adjusted"]) == (None, None)
+    (gelu, same) = csv.DictReader(io.StringIO(found.to_csv()))
+    assert (gelu["variant"], gelu["baseline"], gelu["pairs"], gelu["verdict"]) == ("x|y_z", "a & b", "8", "worse")
+    assert (float(gelu["low"]), float(gelu["high"])) == found["x|y_z"].interval
+    assert (same["low"], same["p_adjusted"]) == ("", "")
     with pytest.raises(KeyError, match=r"'gelu' is none of the variants x|y_z, same"):
         found["gelu"]
 
@@ -234,4 +239,4 @@ def test_it_needs_neither_torch_nor_matplotlib():
     code = "import sys; from lightning_llm.ablate import verdict; print(verdict({'baseline': [1, 2], 'a': [2, 4]}))"
     check = "assert not {'torch', 'lightning', 'matplotlib', 'pandas'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=True, capture_output=True)
-    assert {"verdict", "Verdicts"} <= set(dir(lightning_llm.ablate))
+    assert {"verdict", "Report"} <= set(dir(lightning_llm.ablate))
