@@ -15,6 +15,7 @@ from lightning_llm.ablate.plan_tables import (
     runs_of,
     show_cost_estimates,
     show_plan,
+    show_power_analysis,
     warnings_of,
 )
 from lightning_llm.ablate.tuning import Grid
@@ -57,8 +58,14 @@ def test_a_design_that_can_reach_nothing_warns():
     (line,) = warnings_of(Design(0.05, (4,), delta=0.001), 0.01)
     assert "differ by less than delta 0.001 in only 0% of experiments: give more pairs, or a delta of about " in line
     delta = float(line.partition("a delta of about ")[2].partition(",")[0])
-    assert power_analysis(Design(0.05, (4,), delta=1.1 * delta), 0.0, 0.01).probabilities["equivalent"] > plan_tables.ENOUGH
-    assert power_analysis(Design(0.05, (4,), delta=0.9 * delta), 0.0, 0.01).probabilities["equivalent"] < plan_tables.ENOUGH
+    assert (
+        power_analysis(Design(0.05, (4,), delta=1.1 * delta), 0.0, 0.01).probabilities["equivalent"]
+        > plan_tables.ENOUGH
+    )
+    assert (
+        power_analysis(Design(0.05, (4,), delta=0.9 * delta), 0.0, 0.01).probabilities["equivalent"]
+        < plan_tables.ENOUGH
+    )
 
 
 def test_an_outlook_names_spread_and_tuning():
