@@ -79,7 +79,9 @@ def test_an_outlook_names_spread_and_tuning():
 
 
 def test_a_new_plan_says_what_it_shares_and_what_it_can_find(monkeypatch):
-    monkeypatch.setattr(plan_tables, "show_power_analysis", lambda *content: content[-1].print_lines("the outlook"))
+    monkeypatch.setattr(
+        plan_tables, "show_power_analysis", lambda *content: content[-1].print_lines("the power analysis")
+    )
     record = SimpleNamespace(seen={"first": [0, 1, 2]}, reused=Reused())
     plan = SimpleNamespace(record=record, experiment=experiment(), out="an out")
     said = printed(show_plan, plan, [Earlier("first", [0, 1, 2], Spread(0.02, "first", "gelu"))])
