@@ -19,15 +19,26 @@ from lightning_llm.io.untrusted import printable, shown
 from lightning_llm.statistics import audit as chance
 from lightning_llm.statistics.audit import ChanceGain, ChanceKeeps, Noise
 
-CODE = ("commit", "hash", "sha", "revision", "group", "id", "name")  # columns that name the code of a run
+REVISION = ("commit", "hash", "sha", "revision")
+CODE = (*REVISION, "group", "id", "name")  # columns that name the code of a run
+NO_CODE = {"", "-", "--", "?", "n/a", "na", "nan", "none", "null"}  # what logs write there for want of a name
+NO_COMMIT = re.compile("0{4,}")
 PLACE = ("trial", "experiment", "step", "iteration", "index", "run", "seed", "#", "")
 STATUS = ("status", "decision", "kept", "keep", "result")
 DESCRIPTION = ("description", "idea", "change", "notes", "message")
 KEPT = {"keep", "kept", "accept", "accepted", "adopted", "yes", "true", "1"}
+DISCARDED = {"discard", "discarded", "drop", "dropped", "reject", "rejected", "revert", "reverted", "no", "false", "0"}
 FAILED = {"crash", "crashed", "fail", "failed", "error", "oom", "timeout", "diverged", "nan"}
-COMPARED = re.compile(r"\b(seeds?|eval\w*|val\w*|metrics?)\b", re.IGNORECASE)  # what a fair try leaves as it is
+# What a fair try leaves as it is. Not every word with "val": "value embeddings" are a part of the model.
+COMPARED = re.compile(
+    r"(?<![a-z])((re)?seed\w*|(evals?|evaluat\w*|metrics?)(?![a-z])|validation|val[ _-](set|split|tokens|batch|steps))",
+    re.IGNORECASE,
+)
+MOST_TRIES = 10_000  # the exact distribution of keeps takes a second
 MOST_NAMED = 5
 RUNS = 5  # of the first and of the last kept code, which the advice asks for
+FIRST_SEED = 1000  # of these runs: seeds that the loop most likely did not use
+PLAIN = re.compile(r"\w+(\.\w+)*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +47,24 @@ class Try:
 
     Attributes:
         name: Of its code, else its place.
+        code: What names its code; empty: nothing.
         value: The metric; ``None``: it failed.
-        is_kept: Whether it was kept.
+        status: In small letters; empty: none.
         description: Of the change; empty: none.
+        is_zero: Whether it counts as failed only because its value is 0.
     """
 
     name: str
+    code: str
     value: float | None
-    is_kept: bool
+    status: str = ""
     description: str = ""
+    is_zero: bool = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the log says so."""
+        return self.value is not None and self.status in KEPT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +81,27 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
+class AtNoise:
+    """What a log shows if the standard deviation of one run is known.
+
+    Attributes:
+        sd: The standard deviation.
+        p_of_gain: Probability that useless tries give at least the gain of the log.
+        remaining_gain: The gain less the mean of what useless tries give.
+        shown_from: The smallest step that is shown, over all tries together (Bonferroni, 5%).
+        shown: The steps that are shown.
+        p_of_steps: A bound on the p of each step of the log, not adjusted for the number of tries.
+    """
+
+    sd: float
+    p_of_gain: float
+    remaining_gain: float
+    shown_from: float
+    shown: list[Step]
+    p_of_steps: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
 class Audit:
     """What a log can show. Printing it prints sentences.
 
@@ -68,8 +109,9 @@ class Audit:
         source: The file.
         metric: Its name.
         higher_is_better: Whether higher values are better.
-        tries: Runs after the first one that have a value.
+        tries: Runs after the first one that have a value, without those that repeat a code.
         failed: Runs without one.
+        zeros: Runs that count as failed because their value is 0, though their status is no failure.
         keeps: Tries that were kept.
         unlike_rule: Tries that the rule "keep if better than the best" would have decided otherwise.
         first: Value of the first run.
@@ -82,9 +124,11 @@ class Audit:
         noise: Of one run; ``None``: not known.
         steps: Kept tries that were better than the best before.
         reruns: Names of code that ran several times.
+        unlike_reruns: Those whose rows have different descriptions.
         suspects: Descriptions that speak of the seed or of the evaluation.
         has_status: Whether the log says what was kept.
-        has_code: Whether it names the code of each run.
+        other_statuses: Statuses that are neither a keep, a discard, nor a failure. They count as not kept.
+        revisions: Of the first run, and of the run with the best value that was kept; ``None``: they are not known.
         missing: Numbers of runs that the log leaves out.
     """
 
@@ -93,6 +137,7 @@ class Audit:
     higher_is_better: bool
     tries: int
     failed: int
+    zeros: int
     keeps: int
     unlike_rule: int
     first: float
@@ -105,24 +150,47 @@ class Audit:
     noise: Noise | None
     steps: list[Step]
     reruns: list[str]
+    unlike_reruns: list[str]
     suspects: list[str]
     has_status: bool
-    has_code: bool
+    other_statuses: list[str]
+    revisions: tuple[str, str] | None
     missing: int
 
     def __str__(self) -> str:
-        return "\n".join(lines_of(self))
+        return printable("\n".join(lines_of(self)))
 
     __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"at_noise": [dataclasses.asdict(self.at_noise(sd)) for sd in self.sds]}
 
-    def shown_steps(self, sd: float) -> list[Step]:
-        """The steps that are shown at a standard deviation of one run, over all tries together."""
+    @property
+    def sds(self) -> list[float]:
+        """Standard deviations of one run to look at: the estimate and both ends of its interval; none if not known."""
+        if self.noise is None:
+            return []
+        if self.noise.interval is None:
+            return [self.noise.sd]
+        low, high = self.noise.interval
+        return [low, self.noise.sd, high]
+
+    def at_noise(self, sd: float) -> AtNoise:
+        """What the log shows at a standard deviation of one run.
+
+        Args:
+            sd: In the metric's unit, above 0.
+        """
         least = chance.shown_from(self.tries, sd)
-        return [step for step in self.steps if step.gain >= least]
+        return AtNoise(
+            sd=sd,
+            p_of_gain=chance.p_of_gain(self.gain / sd, self.tries),
+            remaining_gain=self.gain - sd * self.chance_gain.mean,
+            shown_from=least,
+            shown=[step for step in self.steps if step.gain >= least],
+            p_of_steps=[chance.p_of_step(step.gain, sd) for step in self.steps],
+        )
 
 
 def audit(file: str | Path, *, metric: str | None = None, noise: float | None = None) -> Audit:
@@ -134,7 +202,8 @@ def audit(file: str | Path, *, metric: str | None = None, noise: float | None = 
         noise: Standard deviation of one run, if it is known; ``None``: that of code that ran several times.
 
     Raises:
-        ValueError: The table has no such column, a cell is no number, or fewer than two runs have a value.
+        ValueError: The table has no such column, a cell is no number, no status is known, fewer than two runs have a
+            value, or more than 10,000.
         OSError: The file cannot be read.
     """
     if noise is not None and not (math.isfinite(noise) and noise > 0):
@@ -142,18 +211,34 @@ def audit(file: str | Path, *, metric: str | None = None, noise: float | None = 
     table = read_table(Path(file))
     name = _metric_column(table, metric)
     sign = -1.0 if metric is not None and metric.startswith(NEGATED) else 1.0
-    runs, has_status = _runs(table, name, sign)
-    known = [run for run in runs if run.value is not None]
-    if len(known) < 2:
-        count = "no run" if not known else "one run"
+    runs = _runs(table, name, sign)
+    has_status = _column(table, STATUS, name) is not None
+    if has_status:
+        _check_statuses(table, runs)
+    known = sum(run.value is not None for run in runs)
+    if known < 2:
+        count = "one run" if known else "no run"
         raise ValueError(f"{table.source} has {count} with a value in {shown(name)}: an audit needs two or more")
+    if known > MOST_TRIES:
+        raise ValueError(f"{table.source} has {known} runs with a value, expected at most {MOST_TRIES}")
     found = _audit(table.source, name, sign, runs, noise, has_status=has_status)
-    return dataclasses.replace(found, has_code=_column(table, CODE) is not None, missing=_missing(table))
+    has_revisions = _column(table, REVISION, name) is not None
+    return dataclasses.replace(
+        found, revisions=found.revisions if has_revisions else None, missing=_missing(table, name)
+    )
 
 
-def _missing(table: Table) -> int:
+def _check_statuses(table: Table, runs: Sequence[Try]) -> None:
+    """Check that the column of the status has a word that is known."""
+    statuses = list(dict.fromkeys(run.status for run in runs))
+    if not any(status in KEPT | DISCARDED | FAILED for status in statuses):
+        found = listed(status or "empty cells" for status in statuses)
+        raise ValueError(f"{table.source} has no status that is known, but {found}: expected keep, discard, or crash")
+
+
+def _missing(table: Table, metric: str) -> int:
     """How many numbers of runs are left out, if the log numbers them."""
-    place = _column(table, PLACE)
+    place = _column(table, PLACE, metric)
     if place is None:
         return 0
     texts = [text_of(row[place]) for row in table.rows]
@@ -192,54 +277,59 @@ def _has_numbers(table: Table, column: str) -> bool:
     return True
 
 
-def _column(table: Table, names: Sequence[str]) -> int | None:
-    by_word = {name.lower(): place for place, name in reversed(list(enumerate(table.columns)))}
+def _column(table: Table, names: Sequence[str], metric: str) -> int | None:
+    """The place of the first of these columns that the table has; the metric's column is none of them."""
+    by_word = {name.lower(): place for place, name in reversed(list(enumerate(table.columns))) if name != metric}
     return next((by_word[name] for name in names if name in by_word), None)
 
 
-def _runs(table: Table, metric: str, sign: float) -> tuple[list[Try], bool]:
-    """The runs in their order, with values of which lower is better; whether the log says what was kept."""
+def _runs(table: Table, metric: str, sign: float) -> list[Try]:
+    """The runs in their order, with values of which lower is better."""
     value_at = table.columns.index(metric)
-    code, status, description = (_column(table, names) for names in (CODE, STATUS, DESCRIPTION))
-    place_at = _column(table, PLACE)
+    columns = [_column(table, names, metric) for names in (CODE, STATUS, DESCRIPTION, PLACE)]
     runs: list[Try] = []
     for number, (place, row) in enumerate(zip(table.places, table.rows, strict=True), 1):
-        said = "" if status is None else text_of(row[status]).lower()
-        value = None if said in FAILED else _value(table, row[value_at], place, metric, sign)
-        is_kept = said in KEPT and value is not None
-        own = "" if code is None else text_of(row[code])
-        named = own or (f"run {text_of(row[place_at])}" if place_at is not None else f"run {number}")
-        runs.append(Try(named, value, is_kept, "" if description is None else text_of(row[description])))
-    return runs, status is not None
+        code, status, description, numbered = ("" if at is None else text_of(row[at]) for at in columns)
+        status = status.lower()
+        if code.lower() in NO_CODE or NO_COMMIT.fullmatch(code):
+            code = ""
+        value = None if status in FAILED else _value(table, row[value_at], place, metric)
+        is_zero = value == 0  # logs write 0 for a run that crashed
+        signed = None if value is None or is_zero else sign * value
+        name = code or f"run {numbered or number}"
+        runs.append(Try(name, code, signed, status, description, is_zero))
+    return runs
 
 
-def _value(table: Table, cell: object, place: str, metric: str, sign: float) -> float | None:
-    """A value of which lower is better; ``None``: the run failed. Logs write 0 for a run that crashed."""
+def _value(table: Table, cell: object, place: str, metric: str) -> float | None:
+    """The number in a cell; ``None``: the run failed."""
     if not text_of(cell):
         return None
     try:
         value = number_of(cell)
     except ValueError as error:
         raise ValueError(f"{table.source}, {place}, column {shown(metric)}: {error}") from None
-    return None if math.isnan(value) or value == 0 else sign * value
+    return None if math.isnan(value) else value
 
 
 def _audit(
     source: str, metric: str, sign: float, runs: Sequence[Try], noise: float | None, *, has_status: bool
 ) -> Audit:
-    groups: dict[str, list[float]] = {}
+    groups: dict[str, list[Try]] = {}
+    tries: list[tuple[Try, float]] = []  # a code that ran again is no new try
     for run in runs:
-        if run.value is not None:
-            groups.setdefault(run.name, []).append(run.value)
-    reruns = [name for name, values in groups.items() if len(values) > 1]
-    seen: set[str] = set()
-    tries = []  # a code that ran again is no new try
-    for run in runs:
-        if run.value is not None and run.name not in seen:
+        if run.value is None:
+            continue
+        if run.code not in groups:
             tries.append((run, run.value))
-            seen.add(run.name)
+        if run.code:
+            groups.setdefault(run.code, []).append(run)
+    repeated = {name: group for name, group in groups.items() if len(group) > 1}
     (first, best), *later = tries
-    first_value, best_name = best, first.name
+    if not later:
+        raise ValueError(f"{source} has runs of one code alone ({shown(first.name)}): there is no try to audit")
+    first_value = best
+    last = first
     steps: list[Step] = []
     keeps = unlike_rule = 0
     for run, value in later:
@@ -248,30 +338,34 @@ def _audit(
         unlike_rule += is_kept != (value < best)
         if is_kept and value < best:
             steps.append(Step(run.name, best - value))
-            best, best_name = value, run.name
-    if not later:
-        raise ValueError(f"{source} has runs of one code alone ({shown(first.name)}): there is no try to audit")
+            best = value
+            last = run
+    values = [[run.value for run in group if run.value is not None] for group in repeated.values()]
+    known = KEPT | DISCARDED | FAILED | {""}
     return Audit(
         source=source,
         metric=metric,
         higher_is_better=sign < 0,
         tries=len(later),
         failed=sum(run.value is None for run in runs),
+        zeros=sum(run.is_zero for run in runs),
         keeps=keeps,
         unlike_rule=unlike_rule,
         first=sign * first_value,
         last=sign * best,
         first_name=first.name,
-        last_name=best_name,
+        last_name=last.name,
         gain=first_value - best,
         chance_keeps=chance.chance_keeps(len(later), keeps),
         chance_gain=chance.chance_gain(len(later)),
-        noise=chance.noise_of(list(groups.values())) if noise is None else Noise(noise),
+        noise=chance.noise_of(values) if noise is None else Noise(noise),
         steps=steps,
-        reruns=reruns,
+        reruns=list(repeated),
+        unlike_reruns=[name for name, group in repeated.items() if len({run.description for run in group}) > 1],
         suspects=[run.description for run in runs if COMPARED.search(run.description)],
         has_status=has_status,
-        has_code=False,
+        other_statuses=list(dict.fromkeys(run.status for run in runs if run.status not in known)),
+        revisions=(first.code, last.code) if first.code and last.code else None,
         missing=0,
     )
 
@@ -286,7 +380,7 @@ def lines_of(found: Audit) -> list[str]:
 
 
 def _tries_lines(found: Audit) -> Iterator[str]:
-    failed = f"; {found.failed} runs failed" if found.failed > 1 else "; 1 run failed" if found.failed else ""
+    failed = f"; {_count(found.failed, 'run', 'runs')} failed" if found.failed else ""
     better = "higher" if found.higher_is_better else "lower"
     yield (
         f"{found.source}: {found.metric}, {better} is better; a first run and {_count(found.tries, 'try', 'tries')}, "
@@ -294,8 +388,12 @@ def _tries_lines(found: Audit) -> Iterator[str]:
     )
     if not found.has_status:
         yield "The log does not say what was kept: a try counts as kept if it is better than all before it."
+    if found.other_statuses:
+        yield f"These statuses count as not kept: {listed(found.other_statuses)}."
+    if found.zeros:
+        yield f"{_count(found.zeros, 'value is', 'values are')} 0 without the status of a failure, and counted as one."
     if found.missing:
-        missing = _count(found.missing, "number is", "numbers are")
+        missing = _count(found.missing, "number of a run is", "numbers of runs are")
         yield f"{missing} missing, so there were more tries than the log shows, and chance keeps more than said here."
     if found.unlike_rule:
         others = _count(found.unlike_rule, "try was", "tries were")
@@ -310,86 +408,105 @@ def _keeps_lines(found: Audit) -> Iterator[str]:
         f"is never measured again. Where the baseline is trained again for each try, chance keeps half of them."
     )
     if keeps > by_chance.most:
-        p = "below 0.0001" if by_chance.p < 1e-4 else f"{by_chance.p:.2g}"
-        yield f"So chance alone does not explain the log (p {p}); which keeps are true, the log does not say."
+        reservation = ", under that rule" if found.unlike_rule or found.missing else ""
+        yield (
+            f"So chance alone does not explain the keeps{reservation} (p {_p(by_chance.p)}); which ones are true, the "
+            "log does not say."
+        )
         counts = [count for count in (2, 5, 10, 20) if count < keeps]
-        bounds = [f"{chance.false_keeps_beside(count, found.tries):.0f} beside {count}" for count in counts]
+        bounds = [f"{chance.false_keeps_beside(count, found.tries):.0f} with {count}" for count in counts]
         if bounds:
             yield (
-                "A true gain sets a new bar of average luck, so chance keeps more after it. Up to so many false keeps "
-                f"are expected beside so many true gains: {', '.join(bounds)}."
+                "A true gain sets a new bar of average luck, so chance keeps more after it. The expected number of "
+                f"false keeps is at most {bounds[0]} true gains{''.join(f', {bound}' for bound in bounds[1:])}."
             )
     else:
-        yield "So the number of keeps is one that chance alone may give."
+        yield "So chance alone may give this number of keeps."
 
 
 def _gain_lines(found: Audit) -> Iterator[str]:
     by_chance = found.chance_gain
+    if not found.steps:
+        yield "No try that is better than the first run was kept, so there is no gain."
+        return
     yield (
         f"From {found.first:g} to {found.last:g}, an apparent gain of {found.gain:.4g}. The last value is the best of "
         f"several runs, and so too good: {_count(found.tries, 'useless try gives', 'useless tries give')} an apparent "
         f"gain of {by_chance.mean:.1f} standard deviations of one run ({by_chance.low:.1f} to {by_chance.high:.1f} in "
         f"90% of logs), if runs are about normal."
     )
-    if found.noise is None:
+    noise = found.noise
+    if noise is None:
+        why = "No code ran twice"
+        if found.reruns:
+            why = f"All runs of {listed(found.reruns)} have the same value, perhaps with the same seed"
         yield (
-            "No code ran twice, so this standard deviation is not known, and nothing about a single step can be "
-            "tested. If you know it: --noise SD."
+            f"{why}, so this standard deviation is not known, and nothing about a single step can be tested. If you "
+            "know it: --noise SD."
         )
         return
-    noise = found.noise
     if noise.interval is None:
         yield f"Noise, as given: {noise.sd:.4g}. It is taken to be that of all code in the log."
-        yield from _at_noise(found, noise.sd)
-        return
-    low, high = noise.interval
-    repeated = _count(len(found.reruns), "code that ran several times", "codes that ran several times")
-    within = f"(95% interval {low:.4g} to {high:.4g})"
-    yield f"Noise, from {repeated}: {noise.sd:.4g} {within}, taken to be that of all code."
-    for sd in (low, noise.sd, high):
-        yield from _at_noise(found, sd)
+    else:
+        low, high = noise.interval
+        yield (
+            f"Noise, from the runs of {listed(found.reruns)}: {noise.sd:.4g} (95% interval {low:.4g} to {high:.4g}), "
+            "taken to be that of all code. If they had the same seed, the noise between seeds is missing from it."
+        )
+        if found.unlike_reruns:
+            yield (
+                f"The rows of {listed(found.unlike_reruns)} have different descriptions. If they are different "
+                "changes, and not runs of the same code, this noise is wrong: give --noise SD."
+            )
+    levels = [found.at_noise(sd) for sd in found.sds]
+    for level in levels:
+        yield _at_noise(level)
+    if any(level.shown for level in levels):
+        yield "A step that is kept for being large looks larger than it is, on average, even if it is shown."
 
 
-def _at_noise(found: Audit, sd: float) -> Iterator[str]:
-    p = chance.p_of_gain(found.gain / sd, found.tries)
-    shown_p = "below 0.0001" if p < 1e-4 else f"{p:.2g}"
-    rest = found.gain - sd * found.chance_gain.mean
-    shown_steps = found.shown_steps(sd)
-    least = chance.shown_from(found.tries, sd)
-    named = ", ".join(f"{printable(step.name)} ({step.gain:.4g})" for step in shown_steps[:MOST_NAMED])
-    more = f" and {len(shown_steps) - MOST_NAMED} more" if len(shown_steps) > MOST_NAMED else ""
-    steps = f"these single steps are shown: {named}{more}" if shown_steps else "no single step is shown"
-    yield (
-        f"With a standard deviation of {sd:.4g}: useless tries reach the gain with p {shown_p}; the gain less what "
-        f"chance gives is {rest:.4g}; a single step is shown from {least:.4g} on, and {steps}."
+def _at_noise(level: AtNoise) -> str:
+    named = ", ".join(f"{step.name} ({step.gain:.4g})" for step in level.shown[:MOST_NAMED])
+    more = f" and {len(level.shown) - MOST_NAMED} more" if len(level.shown) > MOST_NAMED else ""
+    steps = f"these single steps are shown: {named}{more}" if level.shown else "no single step is shown"
+    return (
+        f"With a standard deviation of {level.sd:.4g}: useless tries reach the gain with p {_p(level.p_of_gain)}; the "
+        f"gain less what chance gives on average is {level.remaining_gain:.4g}; a single step is shown from "
+        f"{level.shown_from:.4g} on, and {steps}."
     )
 
 
 def _doubt_lines(found: Audit) -> Iterator[str]:
     if found.suspects:
         texts = "; ".join(shown(text) for text in found.suspects[:MOST_NAMED])
+        more = f"; and {len(found.suspects) - MOST_NAMED} more" if len(found.suspects) > MOST_NAMED else ""
         count = _count(len(found.suspects), "description speaks", "descriptions speak")
-        yield f"{count} of the seed or of the evaluation, which a fair try leaves as they are: {texts}."
-    if found.noise is not None and found.steps:
-        yield "A step that is shown is smaller in truth than it looks, since it was kept for being large."
+        yield f"{count} of the seed or of the evaluation, which a fair try leaves as they are: {texts}{more}."
 
 
 def _advice_lines(found: Audit) -> Iterator[str]:
-    first, last = found.first_name, found.last_name
-    if last == first:
+    if not found.steps:
         return
     error = math.sqrt(2 / RUNS)
     yield (
-        f"Cheap and conclusive: {RUNS} new runs each of the first and of the last kept code, {printable(first)} and "
-        f"{printable(last)}. Their difference has no bias, and an error of {error:.2f} standard deviations of one run."
+        f"A cheap answer: {RUNS} new runs each of the first and of the last kept code, {found.first_name} and "
+        f"{found.last_name}, with new seeds. Their difference is not selected, so it has no such bias, and a standard "
+        f"error of {error:.2f} standard deviations of one run. It replaces the log."
     )
     revisions = "FIRST LAST"
-    if found.has_code and not any(name.startswith("-") for name in (first, last)):
-        revisions = f"{shlex.quote(printable(first))} {shlex.quote(printable(last))}"
+    if found.revisions is not None and not any(name.startswith("-") for name in found.revisions):
+        revisions = " ".join(shlex.quote(printable(name)) for name in found.revisions)
+    metric = found.metric if PLAIN.fullmatch(found.metric) else "METRIC"
     yield (
-        "In the repository, with a command that takes a seed: lightning-llm ablate run "
-        f"--command '… {{seed}}' --revisions {revisions} --pairs {RUNS}"
+        "In the repository, with your own command and pattern of the metric in its output: lightning-llm ablate run "
+        f"--command 'python train.py --seed={{seed}}' --read '{metric}: {{number}}' "
+        f"--metric {NEGATED * found.higher_is_better}{metric} --revisions {revisions} --pairs {RUNS} "
+        f"--first-seed {FIRST_SEED}"
     )
+
+
+def _p(p: float) -> str:
+    return "below 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -46,6 +46,31 @@ def test_true_gains_make_more_false_keeps(true_gains, most):
     assert false_keeps_beside(0, 100) == pytest.approx(harmonic(101) - 1)
 
 
+def test_false_keeps_are_no_more_than_the_other_tries():
+    assert false_keeps_beside(10, 11) == 1
+
+
+@pytest.mark.parametrize("true_gains", [2, 5])
+def test_the_bound_on_false_keeps_holds_in_simulated_logs(true_gains):
+    """True gains of 5 standard deviations, spread evenly over 60 tries, and otherwise useless tries."""
+    logs, tries = 4000, 60
+    rng = np.random.default_rng(2)
+    true_places = np.linspace(0, tries, true_gains + 2)[1:-1].astype(int)
+    truth = np.zeros(logs)  # of the code that is kept
+    best = rng.standard_normal(logs)
+    false_keeps = np.zeros(logs)
+    for place in range(tries):
+        is_true = place in true_places
+        new = truth - 5 * is_true
+        value = new + rng.standard_normal(logs)
+        is_kept = value < best
+        false_keeps += is_kept & (not is_true)
+        truth = np.where(is_kept, new, truth)
+        best = np.where(is_kept, value, best)
+    bound = false_keeps_beside(true_gains, tries)
+    assert 0.8 * bound < false_keeps.mean() <= bound
+
+
 @pytest.mark.parametrize("tries", [1, 10, 100])
 def test_the_gain_of_chance_is_that_of_simulated_logs(tries):
     runs = np.random.default_rng(0).standard_normal((40_000, tries + 1))
