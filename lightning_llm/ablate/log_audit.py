@@ -408,11 +408,10 @@ def _keeps_lines(found: Audit) -> Iterator[str]:
         f"is never measured again. Where the baseline is trained again for each try, chance keeps half of them."
     )
     if keeps > by_chance.most:
-        reservation = ", under that rule" if found.unlike_rule or found.missing else ""
-        yield (
-            f"So chance alone does not explain the keeps{reservation} (p {_p(by_chance.p)}); which ones are true, the "
-            "log does not say."
-        )
+        explained = "So chance alone does not explain the keeps"
+        if found.unlike_rule or found.missing:
+            explained = "If every try is there and followed that rule, chance alone does not explain the keeps"
+        yield f"{explained} (p {_p(by_chance.p)}); which ones are true, the log does not say."
         counts = [count for count in (2, 5, 10, 20) if count < keeps]
         bounds = [f"{chance.false_keeps_beside(count, found.tries):.0f} with {count}" for count in counts]
         if bounds:
@@ -449,8 +448,11 @@ def _gain_lines(found: Audit) -> Iterator[str]:
         yield f"Noise, as given: {noise.sd:.4g}. It is taken to be that of all code in the log."
     else:
         low, high = noise.interval
+        repeated = listed(found.reruns)
+        if len(found.reruns) > MOST_NAMED:
+            repeated = f"{len(found.reruns)} codes that ran several times"
         yield (
-            f"Noise, from the runs of {listed(found.reruns)}: {noise.sd:.4g} (95% interval {low:.4g} to {high:.4g}), "
+            f"Noise, from the runs of {repeated}: {noise.sd:.4g} (95% interval {low:.4g} to {high:.4g}), "
             "taken to be that of all code. If they had the same seed, the noise between seeds is missing from it."
         )
         if found.unlike_reruns:
@@ -491,7 +493,7 @@ def _advice_lines(found: Audit) -> Iterator[str]:
     yield (
         f"A cheap answer: {RUNS} new runs each of the first and of the last kept code, {found.first_name} and "
         f"{found.last_name}, with new seeds. Their difference is not selected, so it has no such bias, and a standard "
-        f"error of {error:.2f} standard deviations of one run. It replaces the log."
+        f"error of {error:.2f} standard deviations of one run. It replaces the gain in the log."
     )
     revisions = "FIRST LAST"
     if found.revisions is not None and not any(name.startswith("-") for name in found.revisions):

@@ -92,6 +92,14 @@ def test_more_keeps_than_chance_are_said(log):
     assert "at most 4 with 2 true gains, 5 with 5, 1 with 10." in said
 
 
+def test_a_log_of_another_rule_is_judged_with_a_reservation(log):
+    text = rows(*np.linspace(2, 1, 12)) + "x\t0.9\t1\tdiscard\t\n"
+    said = str(audit(log(text), metric="val_bpb"))
+    assert "If every try is there and followed that rule, chance alone does not explain the keeps" in said
+    missing = "run,loss\n" + "".join(f"{place + (place > 3)},{2 - place / 20}\n" for place in range(12))
+    assert "If every try is there" in str(audit(log(missing, "log.csv")))
+
+
 def test_keeps_of_another_rule_are_said(log):
     text = rows(1.0, 1.1) + "c2\t0.9\t1\tdiscard\t\n"
     assert "2 tries were decided otherwise" in str(audit(log(text), metric="val_bpb"))
