@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_llm.ablate.names import BASELINE
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.options import Options, flat_options, folder_name
 from lightning_llm.io.untrusted import shown
 from lightning_llm.statistics.factorial import Cell, cells_of
@@ -56,8 +56,10 @@ def read_factors(content: Mapping[str, Any], section: str) -> dict[str, Options]
     if len(factors) > MOST_FACTORS:
         raise ValueError(f"{section} has {len(factors)} factors, expected at most {MOST_FACTORS}")
     for name, options in factors.items():
-        if not name or JOINED in name or folder_name(name) != name or name[0] == ".":
-            raise ValueError(f"{section}: the factor {shown(name)} must be the name of a folder without {JOINED}")
+        is_taken = name in (BASELINE, AGAIN, NULL)
+        if not name or is_taken or JOINED in name or folder_name(name) != name or name[0] == ".":
+            folder = f"the name of a folder without {JOINED}, and not {BASELINE}, {AGAIN} or {NULL}"
+            raise ValueError(f"{section}: the factor {shown(name)} must be {folder}")
         if not options:
             raise ValueError(f"{section}: the factor {name} changes nothing: give it an option, such as {EXAMPLE}")
     for (first, its), (second, others) in itertools.combinations(factors.items(), 2):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.command.settings import COMMAND_LINE, KEYS
+from lightning_llm.ablate.command.settings import COMMAND_LINE, KEYS, option_named
 from lightning_llm.ablate.command.template import PLACEHOLDERS
 from lightning_llm.ablate.experiment import METRICS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
@@ -263,7 +263,7 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
     compared = _compared(options)
     if options.experiment is not None:
         if compared:
-            option = f"--{next(iter(compared)).replace('_', '-')}".replace("--variants", "--vary").replace("--factors", "--factor")
+            option = option_named(next(iter(compared)), COMMAND_LINE)
             raise ValueError(f"{option} is in place of a file: leave it out, or {options.experiment}")
         content = read_config(Path(options.experiment))
         source = options.experiment

@@ -13,16 +13,16 @@ sum           together minus the sum of each alone                   above 0: le
 ============  =====================================================  ===============================================
 
 Values are losses. There are four families, each with its own ``alpha``: ``k`` main effects at ``alpha / k``, two-way
-interactions at ``alpha`` over their number (``k (k - 1) / 2`` where all can be told apart), ``together``, and ``sum``. A
-three-way interaction is shown with an interval of 95% and without words.
+interactions at ``alpha`` over their number (``k (k - 1) / 2`` where all can be told apart), ``together``, and ``sum``.
+A three-way interaction has an interval at ``alpha``, and no words.
 
 Up to three factors, all ``2^k`` cells are there. Four and five have a half of them (Box and Hunter 1961, "The 2^(k-p)
 fractional factorial designs", Technometrics 3): those with an even number of factors set, which hold the baseline.
 
 - Four, 2^(4-1), resolution IV: main effects are clear of two-way interactions, and these are confounded in pairs, which
   are named. Interactions of three factors are taken to be 0.
-- Five, 2^(5-1), resolution V, and the cell with all: main effects and two-way interactions are clear, if interactions of
-  three factors are 0.
+- Five, 2^(5-1), resolution V, and the cell with all: main effects and two-way interactions are clear, if interactions
+  of three factors are 0.
 
 In both, no factor is alone in a cell. ``sum`` is then estimated from the two-way interactions, taking higher ones to be
 0. From six factors on, there are ``none``, ``all``, and ``all but one``: an effect is what a factor adds to all others.
