@@ -65,7 +65,8 @@ def _other_side(effect: Effect, factors: Sequence[str], *, is_last: bool) -> str
     name = factors[effect.factors[-1]]
     if effect.kind == "main":
         return f"all but {name}" if is_last else f"without {name}"
-    return {"together": BASELINE, "sum": "the sum of each alone"}.get(effect.kind, f"without {name}")
+    others = TIMES.join(factors[place] for place in effect.factors[:-1])
+    return {"together": BASELINE, "sum": "the sum of each alone"}.get(effect.kind, f"{others} without {name}")
 
 
 def _verdict(

@@ -43,7 +43,7 @@ NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 OF_EFFECT = {"main": "main effect", "interaction": "interaction", "together": "together", "sum": "sum"}
 CHOSEN = (
-    "Factors that were chosen because they had won must be measured anew, as here with seeds that chose nothing: "
+    "Factors that were chosen because they had won must be measured anew, with seeds that chose nothing (--first-seed N): "
     "estimates that led to a choice are too large, so their sum is, too."
 )
 POWER_OF_EFFECTS = (
