@@ -28,6 +28,7 @@ class Experiment:
 
     Args:
         file: An experiment file (YAML); ``None``: the keys say all.
+        trust_code: Whether to run the command that the file names; what the keys name is yours.
         keys: The keys of such a file, such as ``baseline``, ``variants``, ``command``, ``pairs``, ``metric``, ``out``;
             they override those of the file.
 
@@ -36,10 +37,11 @@ class Experiment:
         OSError: The file cannot be read.
     """
 
-    def __init__(self, file: str | Path | None = None, **keys: Any) -> None:
+    def __init__(self, file: str | Path | None = None, *, trust_code: bool = False, **keys: Any) -> None:
         of_file = {} if file is None else read_config(Path(file))
         name = "ablate" if file is None else Path(file).stem
         self._content = {"name": name, **of_file, **keys}
+        self._is_trusted = trust_code or file is None
         self._asked = experiment_of(self._content, SOURCE if file is None else file, name)
 
     @property
@@ -59,12 +61,12 @@ class Experiment:
             RuntimeError: The experiment cannot be planned, or its runs fail; the message is that of the command.
         """
         command = [sys.executable, "-m", "lightning_llm", "ablate", "run"]
-        more = [] if workers is None else ["--workers", str(workers)]
+        more = [TRUST_CODE] if self._is_trusted else []
+        more += [] if workers is None else ["--workers", str(workers)]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self._asked.name}.yaml"
             file.write_text(yaml.safe_dump(self._content, sort_keys=False), encoding="utf-8")
-            # the caller wrote what it names, so that is trusted as if it were typed
-            status, last_line = _run([*command, str(file), TRUST_CODE, *more])
+            status, last_line = _run([*command, str(file), *more])
         if status:
             raise RuntimeError(last_line or f"lightning-llm ablate run ended with status {status}")
         return self.report()

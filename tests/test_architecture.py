@@ -26,7 +26,7 @@ LAYERS = (
     ),
     ("io.console", "io.progress"),
     (
-        *(f"accounting.{name}" for name in ("counts", "parts", "settings", "sizing")),
+        *(f"accounting.{name}" for name in ("counts", "parts", "step_settings", "sizing")),
         "ops",
         "data",
     ),  # data: corpora, tokenizers, token_store, order
@@ -61,7 +61,7 @@ NEVER = (
                 "ops.sizes",
                 "ops.traced",
             ),
-            *(f"accounting.{name}" for name in ("counts", "hardware", "parts", "settings", "sizing")),
+            *(f"accounting.{name}" for name in ("counts", "hardware", "parts", "step_settings", "sizing")),
             "statistics",
         )
     ),

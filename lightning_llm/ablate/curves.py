@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,19 +40,24 @@ class Curves(NamedTuple):
         rows = [np.interp(*shares, self._losses_of(name, seed)) - self._losses_of(BASELINE, seed) for seed in common]
         return list(self.steps[BASELINE]), np.array(rows)
 
-    def summaries(self, costs: Mapping[str, StepCost], delta: float | None, sign: int = 1) -> dict[str, Curve]:
+    def summaries(
+        self, names: Collection[str], costs: Mapping[str, StepCost], delta: float | None, sign: int = 1
+    ) -> dict[str, Curve]:
         """Means and paired differences of each variant, for a report.
 
         Args:
+            names: The baseline and the variants; not the null variant, which would make fewer seeds common.
             costs: Of the variants whose step was measured.
             delta: The smallest difference that matters; ``None``: the default one.
             sign: -1 if the values are those of a metric with its sign changed.
         """
         if BASELINE not in self.steps:
             return {}
-        common = set.intersection(*(set(seeds) for seeds in self.seeds.values()))
+        shown = [name for name in self.steps if name in names]
+        common = set.intersection(*(set(self.seeds[name]) for name in shown))
         curves = {}
-        for name, steps in self.steps.items():
+        for name in shown:
+            steps = self.steps[name]
             chosen = [n for n, seed in enumerate(self.seeds[name]) if seed in common or not common]
             losses = sign * self.losses[name][chosen]
             spread = losses.std(axis=0, ddof=1) if len(losses) > 1 else np.zeros(len(steps))

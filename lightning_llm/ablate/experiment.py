@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lightning_llm.ablate.command.settings import COMMAND_LINE, Command, Tree, command_of, option_named
-from lightning_llm.ablate.command.settings import KEYS as OF_COMMAND
+from lightning_llm.ablate.command.spec import COMMAND_LINE, Command, Tree, command_of, option_named
+from lightning_llm.ablate.command.spec import KEYS as OF_COMMAND
 from lightning_llm.ablate.factors import MOST_NULL, PAIRS, read_factors, variants_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Time, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NEGATED, NULL

@@ -15,7 +15,7 @@ from lightning_llm.io.console import Console
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import shown_duration
 from lightning_llm.statistics.design import EQUIVALENT, FEWEST, UNDECIDED, Design
-from lightning_llm.statistics.power import Outlook, outlook
+from lightning_llm.statistics.power import PowerAnalysis, power_analysis
 
 TIMES_DELTA, TIMES_SPREAD = (0, 0.5, 1, 2, 4), (0, 0.5, 1, 2, 3)  # true differences in the table
 ENOUGH = 0.8
@@ -46,12 +46,12 @@ def show_plan(plan: Plan, experiments: Sequence[Earlier], console: Console) -> N
         why = "no experiment with this baseline in the same parent folder has measured the spread"
         command = f"{COMMAND} power --from {shell_path(plan.out)} --pairs {LOOKS[-1]}"
         lines.append(f"note: what this pilot can find is not known, since {why}; after it, see {command}")
-    console.say(*lines)
+    console.print_lines(*lines)
     if spread is not None:
-        show_outlook(plan.experiment, spread, console)
+        show_power_analysis(plan.experiment, spread, console)
 
 
-def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> None:
+def show_power_analysis(experiment: Experiment, spread: Spread, console: Console) -> None:
     """Print how likely each verdict is, by which look, and how many runs that takes: what ``ablate power`` shows.
 
     Args:
@@ -66,7 +66,7 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
     by_look = Column(f"{goal} by {looks}, %", min_width=4 * len(design.looks))
     columns = ("true difference", "better or worse", "equivalent", "undecided", by_look, "pairs", "runs")
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
-    for expected in outlooks(design, spread.value):
+    for expected in power_analyses(design, spread.value):
         shares = (expected.direction, expected.probabilities[EQUIVALENT], expected.probabilities[UNDECIDED])
         ended = "/".join(f"{100 * share:.0f}" for share in expected.ended.values())
         cells = (*(f"{share:.0%}" for share in shares), ended, f"{expected.pairs:.1f}")
@@ -78,25 +78,29 @@ def show_outlook(experiment: Experiment, spread: Spread, console: Console) -> No
         lines.append("A variant that changes more than initial values usually has a larger one.")
     if grid := experiment.runs_of_tuning():
         lines.append(f"The runs include at least {grid} of tuning, and the tuned pairs.")
-    console.say(*lines, *warnings_of(design, spread.value))
+    console.print_lines(*lines, *warnings_of(design, spread.value))
 
 
-def show_outlays(outlays: Mapping[str, Any], console: Console) -> None:
+def show_cost_estimates(cost_estimates: Mapping[str, Any], console: Console) -> None:
     """Print what experiments take, by name: what ``ablate run --dry-run`` shows."""
     titles = ("experiment", "parameters", "steps", "FLOPs of a run", "runs", "time")
     table = Table(*titles, box=SIMPLE_HEAD, pad_edge=False)
-    for name, outlay in outlays.items():
-        flops = "–" if outlay.flops is None else f"{outlay.flops:.2e}"
-        counts = (f"{outlay.parameters:,}", f"{outlay.steps:,}", flops, f"{outlay.runs:,}")
-        table.add_row(name, *counts, shown_duration(outlay.seconds))
+    for name, cost_estimate in cost_estimates.items():
+        flops = "–" if cost_estimate.flops is None else f"{cost_estimate.flops:.2e}"
+        counts = (f"{cost_estimate.parameters:,}", f"{cost_estimate.steps:,}", flops, f"{cost_estimate.runs:,}")
+        table.add_row(name, *counts, shown_duration(cost_estimate.seconds))
     console.print(table)
-    total = shown_duration(sum(outlay.seconds for outlay in outlays.values()))
+    total = shown_duration(sum(estimate.seconds for estimate in cost_estimates.values()))
     caveat = "by timed steps of the baseline on this machine, without validation"
-    more = "; more if the grid of tuning grows" if any(outlay.is_tuned for outlay in outlays.values()) else ""
-    console.say(f"About {total} of training steps at most, {caveat}, start or measurement of cost{more}.")
+    more = (
+        "; more if the grid of tuning grows"
+        if any(cost_estimate.is_tuned for cost_estimate in cost_estimates.values())
+        else ""
+    )
+    console.print_lines(f"About {total} of training steps at most, {caveat}, start or measurement of cost{more}.")
 
 
-def runs_of(experiment: Experiment, expected: Outlook) -> int:
+def runs_of(experiment: Experiment, expected: PowerAnalysis) -> int:
     """How many runs an experiment takes on average, if all variants have the same true difference."""
     variants = len(experiment.variants)
     first = experiment.null_runs
@@ -105,10 +109,10 @@ def runs_of(experiment: Experiment, expected: Outlook) -> int:
     return round(1 + first + families * pairs + experiment.runs_of_tuning())
 
 
-def outlooks(design: Design, spread: float) -> Sequence[Outlook]:
+def power_analyses(design: Design, spread: float) -> Sequence[PowerAnalysis]:
     """At several true differences: shares of delta if there is one, else of the spread."""
     unit, times = (spread, TIMES_SPREAD) if design.delta is None else (design.delta, TIMES_DELTA)
-    return [outlook(design, unit * factor, spread) for factor in times]
+    return [power_analysis(design, unit * factor, spread) for factor in times]
 
 
 def warnings_of(design: Design, spread: float) -> list[str]:
@@ -117,7 +121,7 @@ def warnings_of(design: Design, spread: float) -> list[str]:
         return [f"warning: a verdict needs at least {FEWEST} pairs"]
     if design.delta is None:
         return []
-    share = outlook(design, 0.0, spread).probabilities[EQUIVALENT]
+    share = power_analysis(design, 0.0, spread).probabilities[EQUIVALENT]
     if share >= ENOUGH:
         return []
     advice = f"give more pairs, or a delta of about {_delta_for(design, spread):.2g}, which is reached in {ENOUGH:.0%}"
@@ -131,6 +135,6 @@ def _delta_for(design: Design, spread: float) -> float:
     high = 20 * spread
     for _ in range(12):
         middle = (low + high) / 2
-        expected = outlook(Design(design.alpha, design.looks, middle, design.half_width), 0.0, spread)
+        expected = power_analysis(Design(design.alpha, design.looks, middle, design.half_width), 0.0, spread)
         low, high = (low, middle) if expected.probabilities[EQUIVALENT] >= ENOUGH else (middle, high)
     return high

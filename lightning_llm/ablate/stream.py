@@ -19,7 +19,7 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.spec import Command
 from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_of
 from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, EProcess, Experiment, experiment_of
 from lightning_llm.ablate.names import ADOPTED, BASELINE, OUT_OF_PAIRS, PLAN, STOPPED, STREAM, VERDICTS

@@ -23,7 +23,7 @@ from lightning_llm.ablate.ladder import (
 )
 from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import Plan
-from lightning_llm.ablate.plan_tables import show_outlays
+from lightning_llm.ablate.plan_tables import show_cost_estimates
 from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for, tuned_factors
 from lightning_llm.ablate.report.report import show_written
 from lightning_llm.ablate.results import load_experiment
@@ -53,7 +53,7 @@ def run_ladder(ladder: Experiment, options: argparse.Namespace) -> None:
         computes = {size: draft.compute for size, draft in drafts.items()}
         check_reach(ladder, computes)
         if options.dry_run:
-            show_outlays({size: drafts[size].outlay(options.workers) for size in ladder.sizes}, Console())
+            show_cost_estimates({size: drafts[size].cost_estimate(options.workers) for size in ladder.sizes}, Console())
             return
         freeze_ladder(ladder, computes)
     groups = [ladder.sizes] if ladder.tune is None else [ladder.sizes[:1], ladder.sizes[1:]]
@@ -62,7 +62,7 @@ def run_ladder(ladder: Experiment, options: argparse.Namespace) -> None:
             ablate_run.run_experiment(plan, options.workers, options.slurm)
         smallest = folder_of_size(ladder, ladder.sizes[0])
         if sizes is not groups[-1] and load_experiment(smallest).state.needed:
-            ablate_run.say([f"run this again when {smallest} has ended: its tuning comes first"])
+            ablate_run.print_notes([f"run this again when {smallest} has ended: its tuning comes first"])
             return
     if options.slurm is None:
         write_ladder(out)
@@ -107,7 +107,7 @@ def extend_ladder(options: argparse.Namespace) -> None:
         computes[size] = _draft_of(ladder, size, options).compute
         check_reach(ladder, computes)
         prediction = store_prediction(ladder, prediction_for(ladder, computes))
-        ablate_run.say([f"stored the prediction for {size}: {options.folder / PREDICTIONS / size}.json"])
+        ablate_run.print_notes([f"stored the prediction for {size}: {options.folder / PREDICTIONS / size}.json"])
     plan = _plan_of(ladder, size, options, prediction=prediction.hash)
     ablate_run.run_experiment(plan, options.workers, options.slurm)
     if options.slurm is None:

@@ -50,10 +50,10 @@ def draft_of(
         config_path(file)
     from lightning_llm.cli import ablate_fit
 
-    return ablate_fit.draft_of(experiment, arguments, source, (lambda lines: None) if quiet else say)
+    return ablate_fit.draft_of(experiment, arguments, source, (lambda lines: None) if quiet else print_notes)
 
 
-def say(lines: Iterable[str]) -> None:
+def print_notes(lines: Iterable[str]) -> None:
     """Print lines about what happens."""
     for line in lines:
         print(f"{PROG}: {line}", file=sys.stderr)
@@ -64,21 +64,21 @@ def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None 
     console = Console(stderr=True)
     link_needed(plan)
     loaded = load(plan)
-    console.say(*left_lines(reused_runs(loaded), len(loaded.results), len(loaded.state.needed)))
+    console.print_lines(*left_lines(reused_runs(loaded), len(loaded.results), len(loaded.state.needed)))
     parameters = "\n".join(parameter_lines(plan)) if plan.experiment.command is None else ""
     if slurm is not None:
-        console.say(parameters)
+        console.print_lines(parameters)
         needed = len(loaded.state.needed)
         jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
     slots = slots_for(plan, workers)
     if loaded.state.needed:
-        console.say(start_in_words(plan, loaded.state.looks, len(slots), len(loaded.results)))
-        console.say(parameters)
+        console.print_lines(start_in_words(plan, loaded.state.looks, len(slots), len(loaded.results)))
+        console.print_lines(parameters)
         train(plan, slots)
     if not (plan.out / COST).exists() and (problem := _measure(plan, console)):
-        console.say(f"time and memory were not measured: {problem}")
+        console.print_lines(f"time and memory were not measured: {problem}")
     write(plan)
     program_of(plan).tidy()
 
@@ -89,7 +89,7 @@ def _measure(plan: Plan, console: Console) -> str:
     process = program_of(plan).start_measuring(log)
     if process is None:
         return ""
-    console.say(f"measuring time and memory of a step, one variant after another: {log} says how far it is")
+    console.print_lines(f"measuring time and memory of a step, one variant after another: {log} says how far it is")
     try:
         return last_line(log) if process.wait() else ""
     finally:

@@ -11,7 +11,7 @@ from lightning_llm.ablate.report.from_experiment import report_of
 from lightning_llm.ablate.report.from_runs import compare_runs, experiment_in
 from lightning_llm.ablate.report.report import add_format, print_reports
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.io.console import Console
 
 WIDE = 200  # columns for a file or a pipe
@@ -27,7 +27,7 @@ def _options(parser: OneLineParser) -> None:
     add_format(parser)
 
 
-@tool(_options)
+@subcommand(_options)
 def run_compare(options: argparse.Namespace) -> None:
     """Compare loss, time, and peak memory across finished runs, grouped by the options that differ.
 

@@ -50,11 +50,11 @@ def test_runs_are_named_by_what_differs(tmp_path):
     ]
     assert differences(found(*folders)) == ["mlp", "schedule", "trainer.max_steps", "seed_everything"]
     assert run_names(found(*folders)) == [
-        "mlp=swiglu, schedule=null, trainer.max_steps=10, seed_everything=1",
-        "mlp=gelu, schedule=null, trainer.max_steps=10, seed_everything=1",
-        "mlp=swiglu, schedule=null, trainer.max_steps=20, seed_everything=1",
-        "mlp=swiglu, schedule=null, trainer.max_steps=10, seed_everything=2",
-        "mlp=swiglu, schedule=Constant, trainer.max_steps=10, seed_everything=1",
+        "mlp=swiglu, schedule=null, max_steps=10, seed=1",
+        "mlp=gelu, schedule=null, max_steps=10, seed=1",
+        "mlp=swiglu, schedule=null, max_steps=20, seed=1",
+        "mlp=swiglu, schedule=null, max_steps=10, seed=2",
+        "mlp=swiglu, schedule=Constant, max_steps=10, seed=1",
     ]
 
 
@@ -68,17 +68,17 @@ def test_repetitions_get_their_version_then_their_folder(tmp_path):
     other = make(tmp_path / "a" / "version_7", changed(seed_everything=2))
     same = [make(tmp_path / folder / "version_0") for folder in ("a", "b")] + [make(tmp_path / "a" / "version_1")]
     assert run_names(found(other, *same)) == [
-        "seed_everything=2",
-        "seed_everything=1 (version_0) in a",
-        "seed_everything=1 (version_0) in b",
-        "seed_everything=1 (version_1)",
+        "seed=2",
+        "seed=1 (version_0) in a",
+        "seed=1 (version_0) in b",
+        "seed=1 (version_1)",
     ]
 
 
 def test_values_of_paths_make_no_folders(tmp_path):
     first = make(tmp_path / "a" / "version_0", changed(data__path="/texts/one.txt"))
     second = make(tmp_path / "a" / "version_1", changed(data__path="/texts/two.txt"))
-    assert run_names(found(first, second)) == ["data.path=one.txt", "data.path=two.txt"]
+    assert run_names(found(first, second)) == ["path=one.txt", "path=two.txt"]
 
 
 def test_many_differences_are_told_within_a_config(tmp_path):
@@ -88,7 +88,7 @@ def test_many_differences_are_told_within_a_config(tmp_path):
         make(tmp_path / "large" / "version_0", changed(**wide)),
         make(tmp_path / "large" / "version_1", changed(**wide, seed_everything=2)),
     ]
-    assert run_names(found(*folders)) == ["small", "large: seed_everything=1", "large: seed_everything=2"]
+    assert run_names(found(*folders)) == ["small", "large: seed=1", "large: seed=2"]
 
 
 def test_a_name_with_many_options_has_the_first_ones_and_the_number_of_the_others(tmp_path):
@@ -130,24 +130,24 @@ def test_names_from_configs_lead_nowhere(tmp_path):
 
 
 def test_no_name_leads_into_another_run(tmp_path):
-    bare = make(tmp_path / "seed_everything=1" / "seed_everything=1", config=None)
+    bare = make(tmp_path / "seed=1" / "seed=1", config=None)
     one, two = make(tmp_path / "a" / "v0"), make(tmp_path / "a" / "v1", changed(seed_everything=2))
     assert run_names(found(one, two, bare)) == [
-        "seed_everything=1",
-        "seed_everything=2",
-        "seed_everything=1∕seed_everything=1 #2",
+        "seed=1",
+        "seed=2",
+        "seed=1∕seed=1 #2",
     ]
     assert run_names(found(bare, one, two)) == [
-        "seed_everything=1/seed_everything=1",
-        "seed_everything=1 #2",
-        "seed_everything=2",
+        "seed=1/seed=1",
+        "seed=1 #2",
+        "seed=2",
     ]
 
 
 def test_runs_without_a_config_are_named_by_their_place(tmp_path):
     bare = make(tmp_path / "by-hand" / "first", config=None)
     one, two = make(tmp_path / "a" / "version_0"), make(tmp_path / "a" / "version_1", changed(seed_everything=2))
-    assert run_names(found(bare, one, two)) == ["by-hand/first", "seed_everything=1", "seed_everything=2"]
+    assert run_names(found(bare, one, two)) == ["by-hand/first", "seed=1", "seed=2"]
 
 
 def test_options_of_a_class_that_other_runs_do_not_have_say_nothing_more(tmp_path):

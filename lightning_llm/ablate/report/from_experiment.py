@@ -185,6 +185,7 @@ def _variant(loaded: Loaded, name: str) -> Variant:
     of_metric = {} if mean is None else {experiment.metric_name: Mean(sign * mean, _sd(losses))}
     is_command = experiment.command is not None  # it tells one hash of all parameters
     facts: dict[str, Any] = {fact: planned.facts.get(fact) for fact in FACTS}
+    others = {fact: facts.pop(fact) for fact in FACTS if fact not in Variant.__struct_fields__}
     return Variant(
         options=experiment.variants.get(name, {}),
         runs=len(losses),
@@ -192,6 +193,7 @@ def _variant(loaded: Loaded, name: str) -> Variant:
         means=of_metric,
         steps=planned.steps,
         **facts,
+        facts=others,
         solved=planned.solved,
         ratio=planned.ratio,
         start=None if is_command or name == BASELINE else _start(loaded, name),
@@ -334,4 +336,5 @@ def _spent(loaded: Loaded) -> Spent:
 def _curves(loaded: Loaded, variants: Mapping[str, Variant]) -> dict[str, Curve]:
     experiment = loaded.plan.experiment
     costs = {name: variant.step for name, variant in variants.items() if variant.step is not None}
-    return curves_of(loaded).summaries(costs, experiment.delta, sign=-1 if experiment.higher_is_better else 1)
+    sign = -1 if experiment.higher_is_better else 1
+    return curves_of(loaded).summaries(variants, costs, experiment.delta, sign)

@@ -30,7 +30,7 @@ from lightning_llm.runs.status import read_summary, unfinished
 from lightning_llm.statistics.design import NOT_SHOWN
 from lightning_llm.statistics.pairing import BATCHES, INITIAL_VALUES, STEPS, VALIDATION_BATCHES, mismatch
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
-from lightning_llm.training.callbacks.memory_report import POINTS, last_reports
+from lightning_llm.training.callbacks.memory_breakdown import POINTS, last_breakdowns
 from lightning_llm.training.metrics import BITS, LOSSES, MEMORY, METRICS, PEAK, PEAK_MEMORY, SECONDS, VAL_LOSS
 
 OTHER_WINDOWS = (
@@ -71,12 +71,6 @@ class Group:
     tokenizer: Hashable = None
     parameters: int | None = None
     steps: Sequence[int] = ()
-
-    def named_against(self, other: "Group") -> str:
-        """The part of its name that differs from another group, if that is less than the whole name."""
-        names = [name for name, value in self.options.items() if value != other.options.get(name)]
-        is_less = 0 < len(names) < len(self.options) and other.options.keys() == self.options.keys()
-        return ", ".join(f"{name}={self.options[name]}" for name in names) if is_less else self.name
 
     def values(self, metric: str, seeds: Sequence[Hashable] = ()) -> list[float]:
         """The metric of each seed, or of these: the mean over the runs of that seed."""
@@ -147,8 +141,9 @@ def _report(text: str, groups: Sequence[Group], rows: Sequence[Row], delta: floa
     metric = BITS if BITS in compared and VAL_LOSS not in compared else VAL_LOSS
     same_tokenizer = len({group.tokenizer for group in groups}) == 1
     variants = {group.name: _variant(group, has_bits=not same_tokenizer) for group in groups}
-    step, memory = last_reports([Path(group.runs[0]) for group in groups if group.runs])
-    sampled = {group.name: memory[Path(group.runs[0])] for group in groups if Path(group.runs[0]) in memory}
+    step, memory = last_breakdowns([Path(group.runs[0]) for group in groups if group.runs])
+    reports = {group.name: memory.get(Path(group.runs[0])) for group in groups if group.runs}
+    sampled = {name: {point: one[point] for point in POINTS} for name, one in reports.items() if one is not None}
     no_bits = [
         f"{group.name}: {NO_BITS}"
         for group in groups[1:]
@@ -167,14 +162,20 @@ def _report(text: str, groups: Sequence[Group], rows: Sequence[Row], delta: floa
         level=1 - ALPHA / max(1, others),
         rows=list(rows),
         variants=variants,
-        notes=no_bits,
-        memory=None
-        if len(sampled) < 2
-        else StepMemory(
-            step=step,
-            variants={name: {point: one[point] for point in POINTS} for name, one in sampled.items()},
-        ),
+        notes=no_bits + _other_steps(groups),
+        memory=StepMemory(step=step, variants=sampled) if sampled else None,
     )
+
+
+def _other_steps(groups: Sequence[Group]) -> list[str]:
+    """Lines about groups whose runs have several numbers of steps; of others, ``Variant.steps`` tells."""
+    base, *others = groups
+    steps = {group.name: " and ".join(f"{number:,}" for number in group.steps) for group in groups}
+    return [
+        f"{group.name}: steps are not equal: {steps[group.name]} versus {steps[base.name]}."
+        for group in others
+        if group.steps and base.steps and group.steps != base.steps and len(group.steps) + len(base.steps) > 2
+    ]
 
 
 def _variant(group: Group, *, has_bits: bool) -> Variant:
@@ -353,7 +354,7 @@ def _row(
 ) -> Row:
     """The row of a group in a metric."""
     group, seeds = compared
-    names = [seed if isinstance(seed, int) else str(seed) for seed in seeds]
+    names = [_seed_of(baseline.by_seed[seed][0][0]) for seed in seeds]
     pairs = [Pair(*pair) for pair in zip(names, sample.baseline, sample.variant, strict=True)] if seeds else []
     return row_of(
         found,
@@ -367,6 +368,14 @@ def _row(
         mean=statistics.fmean(map(_float, sample.variant)),
         runs_of_sides=None if sample.is_paired else (len(sample.baseline), len(sample.variant)),
     )
+
+
+def _seed_of(run: Run) -> int | str:
+    """The seed of a run, or both of its seeds if those of weights and data differ."""
+    seeds = list(dict.fromkeys(seed for seed in run.seed if seed is not None))
+    if len(seeds) == 1 and isinstance(seeds[0], int):
+        return seeds[0]
+    return ", ".join(map(str, seeds)) or "none"
 
 
 def _float(value: float | None) -> float:

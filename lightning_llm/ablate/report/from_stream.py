@@ -9,7 +9,7 @@ from lightning_llm.ablate.report.record import VERSION, Idea, Pair, Row, StreamF
 from lightning_llm.ablate.report.report import Report
 from lightning_llm.ablate.stream import Mean, Stream, gain_of, pairs_of
 from lightning_llm.ablate.stream import Verdict as IdeaVerdict
-from lightning_llm.ablate.words import pairs_in_words, parameter_excess
+from lightning_llm.ablate.words import bounds, pairs_in_words, parameter_excess
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.design import BETTER, NOT_SHOWN
@@ -88,13 +88,24 @@ def rows_of_idea(stream: Stream | None, verdict: IdeaVerdict) -> list[Row]:
         "higher_is_better": metric != verdict.metric,
         "idea": idea,
     }
-    found = _verdict_of(verdict.verdict, verdict.reason, verdict, is_adopted=verdict.is_adopted)
+    reason = _reason(verdict)
+    found = _verdict_of(verdict.verdict, reason, verdict, is_adopted=verdict.is_adopted)
     rows = [row_of(found, by_seed=_pairs(by_seed.get("by_seed", [])), **about)]
     if verdict.confirmation is not None:
-        fresh = _verdict_of(verdict.verdict, verdict.reason, verdict.confirmation, is_adopted=verdict.is_adopted)
+        fresh = _verdict_of(verdict.verdict, reason, verdict.confirmation, is_adopted=verdict.is_adopted)
         pairs = _pairs(by_seed.get("confirming_by_seed", []))
         rows.append(row_of(fresh, by_seed=pairs, **about, kind="confirmation"))
     return rows
+
+
+def _reason(verdict: IdeaVerdict) -> str:
+    """Why an idea has its verdict, with the interval in the metric's own values."""
+    fresh = verdict.confirmation
+    if not verdict.metric.startswith(NEGATED) or fresh is None or fresh.interval is None:
+        return verdict.reason
+    low, high = fresh.interval
+    reason = verdict.reason.replace(bounds(fresh.interval), bounds((-high, -low)))
+    return reason.replace("lies below 0", "lies above 0")
 
 
 def _pairs(values: Sequence[dict[str, Any]]) -> list[Pair]:
@@ -122,7 +133,7 @@ def _verdict_of(word: str, reason: str, mean: Mean | IdeaVerdict, *, is_adopted:
 def idea_lines(verdict: IdeaVerdict) -> list[str]:
     """A verdict in words, for the terminal: what was decided comes first."""
     row, *fresh = rows_of_idea(None, verdict)
-    lines = [f"{verdict.name}: {verdict.verdict} (place {verdict.place} of the stream): {verdict.reason}."]
+    lines = [f"{verdict.name}: {verdict.verdict} (place {verdict.place} of the stream): {row.sentence}."]
     lines += [f"Because: {printable(verdict.because)}"] if verdict.because else []
     lines.append(f"Difference {_difference(row)} {row.unit} after {pairs_in_words(row.pairs)}.")
     lines += [f"On {each.pairs} fresh pairs: {_difference(each)} {each.unit}." for each in fresh]

@@ -179,10 +179,25 @@ def _negated(row: Row) -> Row:
         difference=_minus(row.difference),
         interval=None if row.interval is None else (-row.interval[1], -row.interval[0]),
         robust=robust,
+        warnings=_warnings_of(row),
         baseline_mean=_minus(row.baseline_mean),
         mean=_minus(row.mean),
         by_seed=[Pair(pair.seed, _minus(pair.baseline), _minus(pair.variant)) for pair in row.by_seed],
     )
+
+
+def _warnings_of(row: Row) -> list[str]:
+    """The warnings of a row with the other sign: they name its median, its skewness, and a difference."""
+    robust = row.robust
+    if robust is None:
+        return row.warnings
+    named = {"median difference {:+.4f}": robust.median, "skewed ({:+.1f})": robust.skewness}
+    named["the difference is {:+.4f}"] = robust.without_outliers
+    warnings = row.warnings
+    for words, value in named.items():
+        if value is not None:
+            warnings = [text.replace(words.format(value), words.format(-value)) for text in warnings]
+    return warnings
 
 
 def _minus(value: float | None) -> float | None:
@@ -231,6 +246,7 @@ class Variant(msgspec.Struct, kw_only=True, omit_defaults=True):
         parameters: Number of parameters.
         flops_per_token: Counted FLOPs of training on a token.
         tokens_per_step: Tokens of an optimizer step.
+        facts: What a matching rule of your own compares, by name.
         time_ratio: Time of a step over that of the baseline's, as it was measured for ``match: time``.
         time_ratio_interval: Its 95% interval.
         solved: Value of the option that was solved for, so that costs match.
@@ -252,6 +268,7 @@ class Variant(msgspec.Struct, kw_only=True, omit_defaults=True):
     parameters: int | None = None
     flops_per_token: float | None = None
     tokens_per_step: int | None = None
+    facts: dict[str, float | None] = {}
     time_ratio: float | None = None
     time_ratio_interval: tuple[float, float] | None = None
     solved: float | None = None
@@ -640,7 +657,8 @@ class ReportRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
             is_of_metric = metric is None or row.metric == metric
             if (row.variant, row.kind, row.size) == (variant, kind, size) and is_of_metric:
                 return row
-        raise KeyError(f"{self.name} has no row of {variant!r}")
+        names = dict.fromkeys(row.variant for row in self.rows if (row.kind, row.size) == (kind, size))
+        raise KeyError(f"{variant!r} is none of the variants {', '.join(names) or 'of this report, which has none'}")
 
     def of_kind(self, kind: RowKind) -> Iterator[Row]:
         """The rows of a kind."""

@@ -21,6 +21,7 @@ from lightning_llm.io.untrusted import printable
 
 WIDTH = 9.2  # inches of a figure
 NARROWEST = 16  # characters of a first column: optional columns give way before it gets fewer
+MOST_LINES = 3  # of a name in a first column; longer ones are numbered
 FIGURE_FORMATS = ("svg", "png")
 CSV_COLUMNS = (
     *("variant", "baseline", "kind", "size", "metric", "unit", "pairs", "baseline_mean", "mean", "difference"),
@@ -35,43 +36,61 @@ CSV_COLUMNS = (
 def show(report: ReportRecord, console: Console) -> None:
     """Print a report: what was found comes last, where the eye is."""
     document = document_of(report)
-    console.say(document.title)
+    console.print_lines(document.title)
     _print_parts(document.about, console)
     for section in document.sections:
         _print_parts(section.parts, console)
-    console.say("")
+    console.print_lines("")
     _print_parts(document.found.parts, console)
 
 
 def _print_parts(parts: Sequence[Any], console: Console) -> None:
     for part in parts:
         if isinstance(part, str):
-            console.say(part)
+            console.print_lines(part)
         elif isinstance(part, Table) and part.is_text and not part.is_detail:
-            console.say(*(f"{name}: {what}" for name, what, *_ in part.rows))
+            console.print_lines(*(f"{name}: {what}" for name, what, *_ in part.rows))
         elif isinstance(part, Table) and not part.is_detail:
             print_table(part, console)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table in which only the first column is folded."""
+    """Print a table in which only the first column is folded, and in a narrow terminal others that may be.
+
+    Names that would take many lines are numbered, and stand below the table.
+    """
     places = list(range(len(table.head)))
-    if _room(table, places, console) < NARROWEST:
+    rows: Sequence[Sequence[str]] = table.rows
+    if _room(table.head, rows, places, console) < NARROWEST:
         places = [place for place in places if table.head[place] not in table.optional]
+        can_fold = [title in table.folded for title in table.head]
+        rows = [[_broken(cell) if fold else cell for cell, fold in zip(row, can_fold, strict=True)] for row in rows]
     first, *rest = places
     columns = [Column(table.head[place], no_wrap=True) for place in rest]
     printed = RichTable(Column(table.head[first], overflow="fold"), *columns, box=SIMPLE_HEAD, pad_edge=False)
-    width = _room(table, places, console)
-    for row in table.rows:
-        printed.add_row(folded(row[first], width), *(row[place] for place in rest))
+    width = _room(table.head, rows, places, console)
+    labels = {row[first]: folded(row[first], width) for row in rows}
+    legend = []
+    if any(label.count("\n") >= MOST_LINES for label in labels.values()):
+        names = table.names or list(labels)
+        labels |= {name: str(number) for number, name in enumerate(names, 1)}
+        legend = [f"{labels[name]}: {name}" for name in names if any(row[first] == name for row in rows)]
+    for row in rows:
+        printed.add_row(labels[row[first]], *(row[place] for place in rest))
     console.print(printed)
+    console.print_lines(*legend)
 
 
-def _room(table: Table, places: Sequence[int], console: Console) -> int:
+def _broken(cell: str) -> str:
+    """A cell in lines that end at its commas."""
+    return cell.replace(", ", ",\n")
+
+
+def _room(head: Sequence[str], rows: Sequence[Sequence[str]], places: Sequence[int], console: Console) -> int:
     """Characters that the other columns leave for the first one."""
     columns = []
     for place in places[1:]:
-        columns.append([*table.head[place].split("\n"), *(row[place] for row in table.rows)])
+        columns.append([line for cell in (head[place], *(row[place] for row in rows)) for line in cell.split("\n")])
     return room(console.width, columns)
 
 
@@ -159,8 +178,11 @@ def _csv_cells(report: ReportRecord, row: Row) -> list[Any]:
     return ["" if value is None else printable(value) if isinstance(value, str) else value for value in values]
 
 
+_OF_MARKDOWN = {"<": "&lt;", "&": "&amp;"} | {sign: f"\\{sign}" for sign in "\\`*|"}
+
+
 def _in_markdown(cell: str) -> str:
-    return printable(cell.replace("\n", " ")).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return "".join(_OF_MARKDOWN.get(sign, sign) for sign in printable(cell.replace("\n", " ")))
 
 
 _OF_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}

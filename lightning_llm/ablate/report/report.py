@@ -43,7 +43,7 @@ def show_written(report: "Report", format: str = FORMATS[0]) -> None:
     console = Console()
     print_reports([report], format, console)
     if format == FORMATS[0]:
-        console.say(f"Written: {page}")
+        console.print_lines(f"Written: {page}")
 
 
 class Report(ReportRecord, kw_only=True, omit_defaults=True):
@@ -103,7 +103,7 @@ class Report(ReportRecord, kw_only=True, omit_defaults=True):
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON takes it: the content of ``report.json``."""
-        return dict(msgspec.to_builtins(self))
+        return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
     def to_json(self) -> str:
         """The content of ``report.json``."""

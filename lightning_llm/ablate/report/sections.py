@@ -9,12 +9,14 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from lightning_llm.ablate.ratios import ratio_in_words
 from lightning_llm.ablate.report import figures, words
-from lightning_llm.ablate.report.record import EFFECTS, ReportRecord, Row
+from lightning_llm.ablate.report.record import EFFECTS, ReportRecord, Row, Variant
 from lightning_llm.ablate.words import milliseconds, percent, signed, tested_in_words
 from lightning_llm.io.units import MIB, shown_duration
-from lightning_llm.training.callbacks.memory_report import POINTS, difference
+from lightning_llm.training.callbacks.memory_breakdown import POINTS, difference
 from lightning_llm.training.metrics import METRICS, RECALL
 
 WIDEST = 28  # characters of a column of memory; longer names stand above the table
@@ -22,6 +24,7 @@ TENSORS_ONLY = (
     "These tables count the tensors of one step. The peak memory in the table of groups is that of the process, or of "
     "the GPU's allocator, over the whole run."
 )
+SPREAD = "± is the standard deviation over seeds."
 P_ADJUSTED = "p adj."
 REPORT, PAGE, FIGURES = "report.json", "report.html", "figures"
 
@@ -37,6 +40,8 @@ class Table:
         is_detail: Whether only a page has it.
         fold: Title of the fold that hides it on a page; empty: it is not hidden.
         optional: Titles of columns that a narrow terminal leaves out.
+        folded: Titles of further columns whose cells it shows in lines that end at their commas.
+        names: All names that the first column may have, so that several tables number them alike.
     """
 
     head: Sequence[str]
@@ -45,6 +50,8 @@ class Table:
     is_detail: bool = False
     fold: str = ""
     optional: Sequence[str] = ()
+    folded: Sequence[str] = ()
+    names: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,20 +133,15 @@ def document_of(report: ReportRecord) -> Document:
 def verdict_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
     """The table of comparisons, with a column for each thing in which rows differ."""
     has_sizes = any(row.size is not None for row in rows)
-    metrics = {row.metric for row in rows}
-    has_metrics = len(metrics) > 1 or not metrics <= {report.metric}
     are_pairs = all(row.runs_of_sides is None for row in rows)
     has_multiplier = any(row.multiplier is not None for row in rows)
     interval = f"{percent(report.level)} interval"
-    head = ["variant", *(["size"] if has_sizes else []), *(["metric"] if has_metrics else [])]
+    head = ["variant", *(["size"] if has_sizes else [])]
     head += ["pairs" if are_pairs else "runs", "difference", interval, P_ADJUSTED, "verdict"]
     head += ["× compute"] if has_multiplier else []
     cells = []
     for row in rows:
-        titles = [row.label, *([row.size or "–"] if has_sizes else [])]
-        if has_metrics:
-            metric = METRICS.get(row.metric)
-            titles.append(row.metric if metric is None else f"{metric.title}, {metric.unit}")
+        titles = [words.title_of(report, row), *([row.size or "–"] if has_sizes else [])]
         times = "–" if row.multiplier is None else f"{row.multiplier:.2f}"
         cells.append([*titles, *_cells(row), *([times] if has_multiplier else [])])
     if all(row.p_adjusted is None for row in rows) and any(row.is_tested for row in rows):
@@ -171,7 +173,9 @@ def _pairs_table(report: ReportRecord) -> list[Part]:
         for row in report.rows
         for pair in row.by_seed
     ]
-    head = ["variant", "seed", f"baseline's {report.metric}", f"variant's {report.metric}", "difference"]
+    metrics = {row.metric for row in report.rows if row.by_seed}
+    metric = "value" if len(metrics) > 1 else report.metric
+    head = ["variant", "seed", f"baseline's {metric}", f"variant's {metric}", "difference"]
     return [Table(head, rows, is_detail=True, fold="The pairs")] if rows else []
 
 
@@ -204,6 +208,7 @@ def _of_experiment(report: ReportRecord) -> Document:
     if design is not None:
         tested = f"; {tested_in_words(design.tested_after)}" if design.tested_after else ""
         about = [f"{words.about(report)}, at the last step; alpha {report.alpha:g}{tested}; plan {design.plan[:12]}"]
+        about += [] if report.has_ended else [words.UNFINISHED]
         about.append(Table(["variant", "what it is"], [[*row] for row in _what(report)], is_text=True))
         about += [Diff(name, stat, f"diffs/{quote(name)}.patch") for name, stat in design.diffs.items()]
     about += words.design_lines(report)
@@ -311,7 +316,8 @@ def _digits(value: float | None, digits: int = 3) -> str:
 def _of_sizes(report: ReportRecord) -> Document:
     facts = report.sizes
     assert facts is not None
-    about = [f"{words.about(report)}, {facts.pairs} pairs at each size, alpha {report.alpha:g} per size"]
+    about: list[Part] = [f"{words.about(report)}, {facts.pairs} pairs at each size, alpha {report.alpha:g} per size"]
+    about += [] if report.has_ended else [words.UNFINISHED]
     about += words.design_lines(report)
     times = (
         "× compute: how many times the baseline's compute would give the variant's loss, by the slope of the "
@@ -410,10 +416,15 @@ def _evidence_table(report: ReportRecord) -> Table:
 def _of_runs(report: ReportRecord) -> Document:
     base = report.variants[report.baseline]
     others = {name: variant for name, variant in report.variants.items() if name != report.baseline}
-    lines = [line for name, own in others.items() for line in words.inequality_lines(name, own, base)]
+    titles = {
+        name: f"{_named(name, own, base)} versus {_named(report.baseline, base, own)}" for name, own in others.items()
+    }
+    lines = [line for name, own in others.items() for line in words.inequality_lines(titles[name], own, base)]
     rows = list(report.of_kind("result"))
     if any(row.difference is not None and row.sd is None for row in rows):
         lines.append(words.ONE_RUN)
+    in_words = msgspec.structs.replace(report, rows=[_titled(row, titles[row.variant]) for row in report.rows])
+    values = [_titled(row, words.title_of(in_words, row)) for row in in_words.rows]
     parts: list[Part] = []
     if rows:
         has_intervals = any(row.interval is not None and row.metric == report.metric for row in rows)
@@ -421,19 +432,53 @@ def _of_runs(report: ReportRecord) -> Document:
         several = len(others) > 1 and sum(row.interval is not None for row in rows) > 1
         adjusted = f"Intervals and p are adjusted for {len(others)} comparisons."
         all_hold = [f"{adjusted} {words.simultaneous(1 - report.alpha)}"] if several else []
-        parts = [*drawn, verdict_table(report, rows), *all_hold, *words.verdict_lines(report), *lines]
+        parts = [*drawn, _runs_table(report, rows), *all_hold, *words.verdict_lines(in_words), *lines]
     found = Section("Differences from the first group", [*parts, *report.notes])
-    title = report.name or "runs"
-    about: list[Part] = [_groups_table(report), _capital_sentence(report)]
-    sections = [Section("Noise", [*words.noise_lines(report), *_pairs_table(report)]), _memory(report)]
-    return Document(title, about, found, [section for section in sections if section.parts], _footer(report))
+    about: list[Part] = [_groups_table(report)]
+    means = [mean for own in report.variants.values() for mean in own.means.values()]
+    about += [SPREAD] if any(mean.sd is not None for mean in means) else []
+    about += [f"The first group is the baseline; {words.direction_line(report)}"] if others else []
+    noise = Section(
+        "Noise", [*words.noise_lines(in_words), *_pairs_table(msgspec.structs.replace(report, rows=values))]
+    )
+    sections = [section for section in (noise, _memory(report)) if section.parts]
+    return Document(f"Runs on {report.name}", about, found, sections, _footer(report))
+
+
+def _named(name: str, own: Variant, other: Variant) -> str:
+    """The part of a group's name that differs from another group, if that is less than the whole name."""
+    names = [option for option, value in own.options.items() if value != other.options.get(option)]
+    is_less = 0 < len(names) < len(own.options) and other.options.keys() == own.options.keys()
+    return ", ".join(f"{option}={own.options[option]}" for option in names) if is_less else name
+
+
+def _titled(row: Row, title: str) -> Row:
+    """The row under another name."""
+    return dataclasses.replace(row, variant=title)
+
+
+def _runs_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
+    """The comparisons with their metrics; a narrow terminal leaves out what the sentences have too."""
+    table = verdict_table(report, rows)
+    cells = [[row.variant, _metric(row), *each[1:]] for row, each in zip(rows, table.rows, strict=True)]
+    head = ["group", "metric", *table.head[1:]]
+    optional = [title for title in ("pairs", "runs", P_ADJUSTED) if title in head]
+    return Table(head, cells, optional=optional, folded=["metric"], names=list(report.variants))
+
+
+def _metric(row: Row) -> str:
+    metric = METRICS.get(row.metric)
+    return row.metric if metric is None else f"{metric.title}, {metric.unit}"
 
 
 def _memory(report: ReportRecord) -> Section:
     """The memory of a sampled step of each group's first run, by category and module."""
-    if report.memory is None:
+    if report.memory is None or len(report.memory.variants) < 2:
         return Section("Memory", [])
     names = list(report.memory.variants)
+    if len(names) == 2:
+        first, second = (report.variants[name] for name in names)
+        names = [_named(names[0], first, second), _named(names[1], second, first)]
     is_short = len(names) == 2 and max(map(len, names)) <= WIDEST
     titles = names if is_short else [str(number) for number in range(1, len(names) + 1)]
     parts: list[Part] = [] if is_short else [f"{number}: {name}" for number, name in zip(titles, names, strict=True)]
@@ -442,10 +487,6 @@ def _memory(report: ReportRecord) -> Section:
         head, rows = difference(dict(zip(titles, of_point, strict=True)))
         parts += [f"{title.format(report.memory.step)}:", Table(head, rows)]
     return Section("Memory of a step", [*parts, TENSORS_ONLY])
-
-
-def _capital_sentence(report: ReportRecord) -> str:
-    return f"The first group is the baseline; {words.direction_line(report)}"
 
 
 def _groups_table(report: ReportRecord) -> Table:
@@ -462,4 +503,5 @@ def _groups_table(report: ReportRecord) -> Table:
             spread = "" if mean is None or mean.sd is None else f" ± {mean.sd:.{digits}f}"
             cells.append("–" if mean is None else f"{mean.value:.{digits}f}{spread}")
         rows.append([name, *cells])
-    return Table(["group", *head], rows, optional=[titles[name] for name in known if name in RECALL])
+    optional = [titles[name] for name in known if name in RECALL]
+    return Table(["group", *head], rows, optional=optional, names=list(report.variants))

@@ -12,6 +12,7 @@ from lightning_llm.ablate.words import (
     milliseconds,
     not_reused,
     pairs_in_words,
+    parameter_excess,
     percent,
     reused_lines,
     saved_in_words,
@@ -39,12 +40,13 @@ ABOUT_STREAM = (
     "these pairs and is no test. Pairs that confirm an idea are fresh and of a fixed number, and their interval is a "
     "test."
 )
+UNFINISHED = "The experiment has not ended."
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 OF_EFFECT = {"main": "main effect", "interaction": "interaction", "together": "together", "sum": "sum"}
 CHOSEN = (
-    "Factors that were chosen because they had won must be measured anew, with seeds that chose nothing (--first-seed N): "
-    "estimates that led to a choice are too large, so their sum is, too."
+    "Factors that were chosen because they had won must be measured anew, with seeds that chose nothing (--first-seed "
+    "N): estimates that led to a choice are too large, so their sum is, too."
 )
 POWER_OF_EFFECTS = (
     "An interaction takes four times the pairs of a main effect of the same size: with two factors, twice the pairs of "
@@ -97,10 +99,9 @@ def runs_of(row: Row) -> str:
 
 
 def about(report: ReportRecord) -> str:
-    """The metric, the text that it is of if that is known, and whether the report is whole."""
+    """The metric, and the text that it is of if that is known."""
     validation = report.design.validation if report.design else ""
-    metric = f"{report.metric} of {validation}" if validation else report.metric
-    return metric if report.has_ended else f"{metric}; it has not ended"
+    return f"{report.metric} of {validation}" if validation else report.metric
 
 
 def descriptions(design: Design, options: Mapping[str, Mapping[str, object]], baseline: str) -> dict[str, str]:
@@ -159,7 +160,7 @@ def simultaneous(share: float) -> str:
 
 def verdict_lines(report: ReportRecord) -> list[str]:
     """A sentence for each comparison, with what a reader must know about it."""
-    lines = [sentence(row, report.half_width) for row in report.results]
+    lines = [sentence(row, title_of(report, row), report.half_width) for row in report.results]
     lines += [secondary_sentence(row) for row in report.of_kind("secondary")]
     lines += [ABOUT_SECONDARY] if any(report.of_kind("secondary")) else []
     if any(row.further_pairs for row in report.rows) and report.folder:
@@ -167,14 +168,22 @@ def verdict_lines(report: ReportRecord) -> list[str]:
     return lines
 
 
-def sentence(row: Row, half_width: float | None = None) -> str:
+def title_of(report: ReportRecord, row: Row) -> str:
+    """The name of a row's variant, with its metric where the results have several."""
+    if len({each.metric for each in report.results}) < 2:
+        return row.label
+    return f"{row.label}, {METRICS[row.metric].title if row.metric in METRICS else row.metric}"
+
+
+def sentence(row: Row, title: str, half_width: float | None = None) -> str:
     """What was found of a row.
 
     Args:
         row: Of a report.
+        title: The name that it has.
         half_width: Of the interval that ends the comparison; ``None``: a verdict does.
     """
-    title = row.label if row.size is None else f"{row.label} at {row.size}"
+    title = title if row.size is None else f"{title} at {row.size}"
     if row.note == NOT_TESTED:
         return f"{title}: {row.note}."
     clauses = [f"{title}: {row.sentence}"]
@@ -191,11 +200,15 @@ def sentence(row: Row, half_width: float | None = None) -> str:
 
 
 def share_of(row: Row) -> str:
-    """The difference of a cost as a percentage of the baseline's, such as `` (+1.2%)``; of a loss, nothing."""
+    """The difference of a cost as a percentage of the baseline's, such as `` (+1.2%)``; of a loss, nothing.
+
+    Where the difference or the baseline prints as 0, there is none either.
+    """
     metric = METRICS.get(row.metric)
     if metric is None or not metric.is_cost or row.difference is None or not row.baseline_mean:
         return ""
-    return f" ({row.difference / row.baseline_mean:+.1%})"
+    is_zero = any(float(f"{value:.{metric.digits}f}") == 0 for value in (row.difference, row.baseline_mean))
+    return "" if is_zero else f" ({row.difference / row.baseline_mean:+.1%})"
 
 
 # ---- combined factors
@@ -287,6 +300,8 @@ def noise_lines(report: ReportRecord) -> list[str]:
     """How noisy the runs are, and what pairing did, one line for each fact."""
     lines = [*_check_lines(report)]
     for row in report.of_kind("result"):
+        if row.metric != report.metric:
+            continue
         lines += [*_pairs_lines(row, report.alpha)]
         variant = report.variants.get(row.variant)
         if variant is not None and variant.start is not None and row.size is None:
@@ -441,9 +456,9 @@ def _cost_of_step(report: ReportRecord, name: str) -> str:
 def inequality_lines(name: str, own: Variant, base: Variant) -> list[str]:
     """Lines about parameters and steps of a group of runs that are not those of the first."""
     lines = []
-    if own.parameters and base.parameters and abs(own.parameters / base.parameters - 1) > 0.01:
+    if share := parameter_excess(own.parameters, base.parameters):
         counts = f"{own.parameters:,} versus {base.parameters:,}"
-        lines.append(f"{name}: parameters are not equal: {counts} ({own.parameters / base.parameters - 1:+.1%}).")
+        lines.append(f"{name}: parameters are not equal: {counts} ({share:+.1%}).")
     if own.steps and base.steps and own.steps != base.steps:
         lines.append(f"{name}: steps are not equal: {own.steps:,} versus {base.steps:,}.")
     return lines
