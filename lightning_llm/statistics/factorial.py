@@ -49,6 +49,7 @@ MOST_HALF = 5  # factors with half of them
 LESS = "less together than apart"
 MORE = "more together than apart"
 ADD_UP = "they add up"
+NO_THREE_WAY = "interactions of three factors are taken to be 0"  # of a half of the cells
 NO_WORDS = ""  # of a three-way interaction
 
 
@@ -251,11 +252,10 @@ class _Rule:
             effect = dataclasses.replace(effect, word=NO_WORDS)
         lost = sum(int(np.isnan(self.values[cell]).sum()) for cell in cells if cell != self.none)
         if lost:
-            runs = "1 run" if lost == 1 else f"{lost} runs"
-            return dataclasses.replace(effect, note=f"{runs} that it is a contrast of {FAILED_TO_TRAIN}")
+            return dataclasses.replace(effect, note=f"{_runs(lost)} that it is a contrast of {FAILED_TO_TRAIN}")
         contrast = (second - first)[np.isfinite(second - first)]
         left_out = len(second) - len(contrast)
-        notes = [f"{left_out} runs of the baseline {FAILED_TO_TRAIN}"] if left_out else []
+        notes = [f"{_runs(left_out)} of the baseline {FAILED_TO_TRAIN}"] if left_out else []
         seeds = len(contrast)
         if seeds < 2:
             return dataclasses.replace(effect, note="; ".join([*notes, "fewer than two seeds: no interval"]))
@@ -285,6 +285,10 @@ class _Rule:
         if is_small and kind in ("interaction", "sum"):
             return ADD_UP
         return above if low > 0 else below if high < 0 else NOT_SHOWN
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _or_none(values: Values) -> list[float | None]:

@@ -8,13 +8,12 @@ from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.report.record import Pair, Row, row_of
 from lightning_llm.ablate.results import Loaded, losses_of
 from lightning_llm.statistics.design import BETTER, NOT_SHOWN, UNDECIDED, WORSE
-from lightning_llm.statistics.factorial import ADD_UP, MOST_HALF, Cell, Effect, factorial
+from lightning_llm.statistics.factorial import ADD_UP, MOST_HALF, NO_THREE_WAY, Cell, Effect, factorial
 from lightning_llm.statistics.verdict import Verdict
 
 TIMES = " × "
 ALL = "all together"
 SUM = "all against the sum of each alone"
-NO_THREE_WAY = "interactions of three factors are taken to be 0"
 
 
 def effect_rows(loaded: Loaded) -> list[Row]:

@@ -23,7 +23,7 @@ from lightning_llm.ablate.words import (
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
-from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE
+from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE, NO_THREE_WAY
 from lightning_llm.training.metrics import METRICS
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
@@ -218,7 +218,7 @@ def effect_lines(report: ReportRecord) -> list[str]:
     """Whether factors add up, in sentences: first all of them, then each effect, and how to read their intervals."""
     rows = report.effects
     lines = [_together_line(report), *(effect_sentence(row) for row in rows if row.kind in ("main", "interaction"))]
-    return [line for line in lines if line] + [_families_line(report), CHOSEN, POWER_OF_EFFECTS]
+    return [*lines, *_half_lines(report), _families_line(report), CHOSEN, POWER_OF_EFFECTS]
 
 
 def _together_line(report: ReportRecord) -> str:
@@ -235,7 +235,7 @@ def _together_line(report: ReportRecord) -> str:
         return f"{clauses[0]}; the sum of each alone is not known: {against.note}."
     alone = together.difference - against.difference
     clauses += [f"the sum of each alone is {signed(alone, digits_of(against))}", _off(against, "the sum", "they give ")]
-    return f"{'; '.join([*clauses, *([against.note] if against.note else [])])}."
+    return f"{'; '.join([*clauses, *_notes(against)])}."
 
 
 def _off(row: Row, what: str, they_give: str = "") -> str:
@@ -272,7 +272,21 @@ def effect_sentence(row: Row) -> str:
         found = f"{numbers}, by itself and without words"
     else:
         found = _off(row, "their sum")
-    return f"{row.label}: {'; '.join([found, *([row.note] if row.note else [])])}."
+    return f"{row.label}: {'; '.join([found, *_notes(row)])}."
+
+
+def _notes(row: Row) -> list[str]:
+    """What a reader must know of one effect, besides what holds for all of them."""
+    return [note for note in row.note.split("; ") if note not in ("", NO_THREE_WAY)]
+
+
+def _half_lines(report: ReportRecord) -> list[str]:
+    """What a half of the combinations takes for granted."""
+    if not any(NO_THREE_WAY in row.note for row in report.effects):
+        return []
+    confounded = any(" (or " in row.variant for row in report.effects)
+    named = "; effects that it cannot tell apart share a line: one (or another)" if confounded else ""
+    return [f"Half of all combinations were trained: {NO_THREE_WAY}{named}."]
 
 
 def _families_line(report: ReportRecord) -> str:
