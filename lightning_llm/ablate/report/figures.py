@@ -55,7 +55,7 @@ def effects(axes: Sequence[Any], report: ReportRecord) -> None:
     zone = "" if report.delta is None else f"; shaded: ±{report.delta:g}"
     less = "negative" if report.higher_is_better else "positive"
     meaning = f"effects: {better_sign(report)} is better; × and the sum: {less} is less together than apart"
-    axes[0].set_xlabel(f"contrast of {metric_in_words(report)} ({meaning}){zone}")
+    axes[0].set_xlabel(f"contrast of {metric_in_words(report)}{zone}\n{meaning}")
 
 
 def draw_differences(axis: Any, rows: Sequence[Row], colors: dict[str, str], delta: float | None) -> None:
