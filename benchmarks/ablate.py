@@ -36,6 +36,7 @@ from benchmarks.harness import Bench, Request
 from benchmarks.rows import Row
 from lightning_llm.ablate.experiment import ALPHA, LOOKS
 from lightning_llm.ablate.names import PLAN
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.cli.train import cli_main
 from lightning_llm.measure.timer import num_threads
 from lightning_llm.statistics.design import BETTER, UNDECIDED, Design
@@ -156,15 +157,22 @@ def _tuning(request: Request) -> Iterator[Row]:
     with workplace() as folder:
         one = Experiment(folder, "rate", {**content, "tune": {"option": LR, "factors": [0.5, 1, 2], "seeds": 2}})
         report = one.report(one.start())
-    untuned, tuned = report["variants"]["variant"], report["tuning"]["variants"]
+    assert report.tuning is not None
+    untuned, tuned = report.row("variant"), report.row("variant", "tuned")
     for name, row, rate, is_right in (
-        ("untuned", untuned, "untuned", untuned["verdict"] == BETTER),
-        ("tuned", untuned["tuned"], "best", untuned["tuned"]["verdict"] != BETTER),
+        ("untuned", untuned, "untuned", untuned.verdict == BETTER),
+        ("tuned", tuned, "best", tuned.verdict != BETTER),
     ):
-        facts = {field: row[field] for field in ("verdict", "difference", "interval", "p_adjusted", "pairs")}
-        rates = ", ".join(f"{tuned[name][rate]:g}" for name in ("baseline", "variant"))
-        problems = [] if is_right else [f"{name}: {row['verdict']}"]
-        yield request.row(name, **facts, rates=rates, runs=report["cost"]["runs"], problems=problems)
+        facts = {field: getattr(row, field) for field in ("verdict", "difference", "interval", "p_adjusted", "pairs")}
+        rates = ", ".join(f"{getattr(report.tuning.variants[side], rate):g}" for side in ("baseline", "variant"))
+        problems = [] if is_right else [f"{name}: {row.verdict}"]
+        yield request.row(name, **facts, rates=rates, runs=_runs(report), problems=problems)
+
+
+def _runs(report: Report) -> int:
+    """Number of runs that an experiment trained."""
+    assert report.spent is not None
+    return report.spent.runs
 
 
 def _kills(request: Request) -> Iterator[Row]:
@@ -176,16 +184,16 @@ def _kills(request: Request) -> Iterator[Row]:
             one, number = Experiment(folder, "mlps", out=f"killed-{number}"), number + 1
             process, kills = killed(one, KILLS - done, rng)
             compared += one.check(one.report(process), truth)
-            done, runs = done + kills, runs + truth["cost"]["runs"]
+            done, runs = done + kills, runs + _runs(truth)
             resumed += sum(one.count("resuming").values())
         yield request.row("killed", kills=done, runs=runs, resumed=resumed, experiments=number, compared=compared)
         both = [Experiment(folder, "mlps", out="same"), Experiment(folder, "norm", {"variants": NORM, "looks": [2]})]
         reports = [one.report(process) for one, process in [(one, one.start()) for one in both]]
         compared = both[0].check(reports[0], truth)
-        each_runs = [each["cost"]["runs"] for each in reports]
+        each_runs = [_runs(each) for each in reports]
         other = Experiment(folder, "norm", out="same")
         status, line = other.start().wait(), other.last_line()
-        if each_runs != [truth["cost"]["runs"], 7] or status != 2 or "has a plan with another" not in line:
+        if each_runs != [_runs(truth), 7] or status != 2 or "has a plan with another" not in line:
             raise RuntimeError(f"{each_runs} runs, then status {status}, {line}: see {folder}")
         yield request.row("two experiments at once", kills=0, runs=sum(each_runs), experiments=2, compared=compared)
 
@@ -197,7 +205,7 @@ def _workers(request: Request) -> Iterator[Row]:
         while not (one.out / PLAN).is_file() and first.poll() is None:
             time.sleep(0.05)
         others = [one.work(number) for number in (2, 3)]
-        runs, ends = one.report(first)["cost"]["runs"], [each.wait() for each in others]
+        runs, ends = _runs(one.report(first)), [each.wait() for each in others]
         started, resumed = one.count("starting"), one.count("resuming")
         if ends != [0, 0] or resumed or len(started) != runs or set(started.values()) != {1}:
             raise RuntimeError(f"{started}, resumed {resumed}, {runs} runs, status {ends}: see {folder}")

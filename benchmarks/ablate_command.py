@@ -8,7 +8,6 @@ where it draws more, so that its batches are others too. ``fit`` trains a model 
 learning rate and with wider MLPs.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -22,10 +21,12 @@ import yaml
 from benchmarks.ablate_experiments import workplace
 from benchmarks.harness import Request
 from benchmarks.rows import Row
+from lightning_llm.ablate.report.record import Row as ReportRow
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.cli.ablate import run_ablate
 from lightning_llm.io.atomic import write_text
 from lightning_llm.statistics.design import BETTER, UNDECIDED, WORSE, Design
-from lightning_llm.statistics.power import outlook
+from lightning_llm.statistics.power import power_analysis
 
 PROGRAM = """
 import argparse, random
@@ -73,10 +74,8 @@ def _of_command(command: str) -> list[str]:
     return ["--command", command, "--read", "val loss {number}"]
 
 
-def _experiment(
-    folder: Path, program: list[str], variant: dict[str, str], first_seed: int, pairs: int
-) -> dict[str, Any]:
-    """The report of an experiment."""
+def _experiment(folder: Path, program: list[str], variant: dict[str, str], first_seed: int, pairs: int) -> ReportRow:
+    """What an experiment found of its variant."""
     words = ["run", *program, "--pairs", str(pairs), "--out", str(folder)]
     words += [word for name, value in variant.items() for word in ("--with", f"{name}={value}")]
     words[words.index("--with")] = "--vary"
@@ -84,8 +83,8 @@ def _experiment(
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
         if status := run_ablate(words):
             raise RuntimeError(f"status {status}: {said.getvalue()}")
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    return report
+    (found,) = Report.read(folder).of_kind("result")
+    return found
 
 
 def _verdicts(effect: float) -> Iterator[str]:
@@ -96,9 +95,8 @@ def _verdicts(effect: float) -> Iterator[str]:
         command = f"sh -c '{sys.executable} {folder}/program.py --seed={{seed}} {{options}} # {{run}}'"
         for number in range(EXPERIMENTS):
             variant = {"variant": str(number), "effect": str(effect * SD)}
-            report = _experiment(folder / f"{effect}-{number}", _of_command(command), variant, 1000 * number, PAIRS)
-            (row,) = report["variants"].values()
-            yield str(row["verdict"])
+            row = _experiment(folder / f"{effect}-{number}", _of_command(command), variant, 1000 * number, PAIRS)
+            yield row.verdict
 
 
 def false_directions(request: Request) -> Iterator[Row]:
@@ -113,7 +111,7 @@ def planted(request: Request) -> Iterator[Row]:
     """How often a planted effect is found, and what ``ablate power`` predicts."""
     found = [verdict for verdict in _verdicts(EFFECT) if verdict != UNDECIDED]
     share, wrong = found.count(BETTER) / EXPERIMENTS, found.count(WORSE)
-    predicted = outlook(Design(0.05, (PAIRS,)), EFFECT * SD, SD).direction
+    predicted = power_analysis(Design(0.05, (PAIRS,)), EFFECT * SD, SD).direction
     is_off = abs(share - predicted) > POWER_TOLERANCE or wrong
     problems = [f"{share:.0%} found and {wrong} the wrong way, {predicted:.0%} predicted"] if is_off else []
     facts: dict[str, Any] = {"found": share, "predicted": predicted, "pairs": PAIRS, "effect": EFFECT}
@@ -138,7 +136,7 @@ def pairing(request: Request) -> Iterator[Row]:
 
 def _paired(request: Request, folder: Path, label: str, program: list[str], option: str) -> Row:
     name, _, value = option.partition("=")
-    (row,) = _experiment(folder / "pairing", program, {name: value}, 0, PAIRS)["variants"].values()
-    saved = None if row["noise"] is None else row["noise"]["seeds_saved"]
-    facts = {"sd": row["sd"], "correlation": row["correlation"], "difference": row["difference"], "saved": saved}
-    return request.row(label, **facts, pairs=row["pairs"], cores=len(os.sched_getaffinity(0)))
+    row = _experiment(folder / "pairing", program, {name: value}, 0, PAIRS)
+    saved = None if row.noise is None else row.noise.seeds_saved
+    facts: dict[str, Any] = {"sd": row.sd, "correlation": row.correlation, "difference": row.difference, "saved": saved}
+    return request.row(label, **facts, pairs=row.pairs, cores=len(os.sched_getaffinity(0)))

@@ -1,6 +1,5 @@
 """Whole experiments of ``lightning-llm ablate`` for ``python -m benchmarks ablate``: started, killed, compared."""
 
-import json
 import os
 import random
 import re
@@ -22,6 +21,7 @@ from benchmarks import commands
 from benchmarks.faults import made_up_text
 from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import LOGS, RUNS
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.ablate.run_process import last_line
 from lightning_llm.ablate.runner import RUNNER
 
@@ -39,7 +39,10 @@ COMMAND, RUN, SERVER = "the command", "a run", "the server"  # kinds of processe
 KINDS = ("all", COMMAND, RUN, SERVER)
 MOST_WAIT_S = 8.0  # from a process of the drawn kind to its kill
 # numbers of a report, and its folder
-MEASURED = re.compile(r"out|cost\.(variants\..*|date|rounds|other_cores|run_seconds)|tuning\.run_seconds")
+MEASURED = re.compile(
+    r"folder|spent\.(date|rounds|other_cores|run_seconds)|tuning\.run_seconds"
+    r"|variants\..*\.(step\..*|training_s|run_seconds|run_memory_gib)|curves\..*\.at_equal_time"
+)
 Process = subprocess.Popen[bytes]
 
 
@@ -80,22 +83,21 @@ class Experiment:
         log_file = self.folder / f"{self.out.name}-{log}.txt"
         return commands.start("lightning_llm", "ablate", *words, folder=self.folder, log=log_file)
 
-    def report(self, process: Process) -> dict[str, Any]:
-        """Wait for its end.
+    def report(self, process: Process) -> Report:
+        """The report, at the end of a process.
 
         Raises:
             RuntimeError: It failed, with the last line that it wrote.
         """
         if process.wait():
             raise RuntimeError(f"{self.last_line()}; see {self.folder}")
-        report: dict[str, Any] = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
-        return report
+        return Report.read(self.out)
 
     def last_line(self) -> str:
         """The last one of its command."""
         return last_line(self.folder / f"{self.out.name}-run.txt")
 
-    def check(self, report: Mapping[str, Any], truth: Mapping[str, Any]) -> int:
+    def check(self, report: Report, truth: Report) -> int:
         """Compare reports of one plan; returns how many values are equal.
 
         Raises:
@@ -103,7 +105,7 @@ class Experiment:
         """
         if names := differing(report, truth):
             raise RuntimeError(f"{self.out.name}: {', '.join(names)} differ; see {self.folder}")
-        return sum(value != "measured" for _, value in _flat(truth))
+        return sum(value != "measured" for _, value in _flat(truth.to_dict()))
 
     def seconds(self, *options: str) -> dict[str, float]:
         """Run it: seconds of the whole command, and from the frozen plan to the end of its last run."""
@@ -127,21 +129,21 @@ class Experiment:
         return [path.read_text(encoding="utf-8") for path in paths]
 
 
-def differing(report: Mapping[str, Any], truth: Mapping[str, Any]) -> list[str]:
-    """The names of what differs between two reports, such as ``variants.relu.difference``, but not what is measured.
+def differing(report: Report, truth: Report) -> list[str]:
+    """The names of what differs between two reports, such as ``rows.0.difference``, but not what is measured.
 
     Measured are seconds, memory, other programs' share of the cores, and the date: these must only be there in both.
     What a plan says of earlier experiments is left out, and with it the hash of the plan.
     """
     ours, theirs = (
-        {name: value for name, value in _flat(each) if name != "plan" and not name.startswith("seen")}
+        {name: value for name, value in _flat(each.to_dict()) if not name.startswith(("design.plan", "design.seen"))}
         for each in (report, truth)
     )
     return [name for name in {**theirs, **ours} if ours.get(name, "absent") != theirs.get(name, "absent")]
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
     if not inner:
         yield name, "measured" if MEASURED.fullmatch(name) else value
     for key, each in inner or ():

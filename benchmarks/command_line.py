@@ -7,7 +7,7 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 
-from lightning_llm.cli.tool import OneLineParser, Tool
+from lightning_llm.cli.subcommand import OneLineParser, Subcommand
 from lightning_llm.io.shell import shell_command
 
 PROGRAM, MODULE = "python -m benchmarks", "benchmarks"
@@ -63,7 +63,7 @@ def run_bench(argv: Sequence[str]) -> int:
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     act = partial(_measure, fit_options=words[end + 1 :], command=f"{PROGRAM} {shell_command(*words)}")
-    return Tool(act, PROGRAM, add_options, RuntimeError)(words[:end])
+    return Subcommand(act, PROGRAM, add_options, RuntimeError)(words[:end])
 
 
 def _measure(options: argparse.Namespace, fit_options: Sequence[str], command: str) -> None:

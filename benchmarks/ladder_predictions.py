@@ -14,11 +14,10 @@ interval, and 2 / (1 - level) times what it misses the observation by: lower is 
 """
 
 import itertools
-import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from benchmarks.commands import ROOT, environment
 from benchmarks.harness import Request
 from benchmarks.rows import Row
 from lightning_llm.ablate.experiment import experiment_of
-from lightning_llm.ablate.plan import REPORT
+from lightning_llm.ablate.report.record import Outcome
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.io.charts import chart
 from lightning_llm.io.config_file import read_config
 from lightning_llm.statistics.extrapolation import LEVEL, AtSize, Interval, SpreadBySize, fit_curve, predict
@@ -106,20 +106,22 @@ def held_out(request: Request, name: str = HELD_OUT) -> Iterator[Row]:
     interval of that share. It takes variants as independent, which they are not: they share the baseline's runs.
     """
     report = _trained(EXAMPLES / f"{name}.yaml", name)
-    stored = report["predictions"][0]
+    assert report.sizes is not None
+    stored = report.sizes.predictions[0]
     sizes = {
         variant: [
-            AtSize(math.log(row["compute"], 4), row["difference"], row["sd"], row["pairs"])
-            for row in own["sizes"]
-            if row["compute"] < stored["compute"] and row["difference"] is not None
+            AtSize(math.log(row.compute, 4), row.difference, row.sd, row.pairs)
+            for row in report.of_kind("result")
+            if row.variant == variant and row.compute is not None and row.compute < stored.compute
+            if row.difference is not None and row.sd is not None
         ]
-        for variant, own in report["ladder"].items()
+        for variant in stored.variants
     }
     spread = SpreadBySize.of(list(itertools.chain.from_iterable(sizes.values())))
     rows = [
-        request.row(variant, **_scores(own, sizes[variant], spread, math.log(stored["compute"], 4)))
-        for variant, own in stored["variants"].items()
-        if own["hit"] is not None
+        request.row(variant, **_scores(own, sizes[variant], spread, math.log(stored.compute, 4)))
+        for variant, own in stored.variants.items()
+        if own.is_hit is not None
     ]
     if not rows:
         raise RuntimeError(f"held-out={name}: no variant has both a prediction and an observed difference")
@@ -136,33 +138,34 @@ def predicting_ladders() -> list[str]:
     return [name for name, content in files.items() if content.get("predict") is not None]
 
 
-def _trained(file: Path, name: str) -> dict[str, Any]:
+def _trained(file: Path, name: str) -> Report:
     """The report of a ladder whose target is trained too."""
     ladder = experiment_of(read_config(file), file, name)
     for words in (["run", str(file)], ["extend", ladder.folder, "--size", str(ladder.predict)]):
         command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
         if status := subprocess.run(command, env=environment(), check=False).returncode:
             raise RuntimeError(f"lightning-llm ablate {' '.join(words)} ended with status {status}")
-    report: dict[str, Any] = json.loads((Path(ladder.folder) / REPORT).read_text(encoding="utf-8"))
-    return report
+    return Report.read(ladder.folder)
 
 
-def _scores(stored: Mapping[str, Any], sizes: Sequence[AtSize], spread: SpreadBySize, target: float) -> dict[str, Any]:
+def _scores(outcome: Outcome, sizes: Sequence[AtSize], spread: SpreadBySize, target: float) -> dict[str, Any]:
     """What a row has of a variant: the prediction, its two simpler rivals, and the scores of all three."""
-    observed, last = stored["observed"], sizes[-1]
+    predicted, observed, last = outcome.predicted, outcome.observed, sizes[-1]
+    assert predicted is not None
+    assert observed is not None
     x, means = np.array([size.x for size in sizes]), np.array([size.mean for size in sizes])
     errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
     line = fit_curve(x, means, errors, target, ratio=1.0)
     simple = {"persists": (last.mean, errors[-1] ** 2), "line": (line.mean, line.variance)}
-    intervals: dict[str, Interval] = {"predicted": stored["predicted"]["prediction_interval"]}
+    intervals: dict[str, Interval] = {"predicted": predicted.prediction_interval}
     for name, (mean, variance) in simple.items():
         error = math.sqrt(variance + spread.at(target) ** 2 / last.pairs)
         half = float(stats.t.isf((1 - LEVEL) / 2, spread.freedom)) * error
         intervals[name] = mean - half, mean + half
     scores = {name: interval_score(interval, observed) for name, interval in intervals.items()}
     return {
-        **{"differences": means.tolist(), "observed": observed, "hit": stored["hit"]},
-        **{"answer": stored["predicted"]["answer"], "score": scores.pop("predicted")},
+        **{"differences": means.tolist(), "observed": observed, "hit": outcome.is_hit},
+        **{"answer": predicted.answer, "score": scores.pop("predicted")},
         **{name: list(interval) for name, interval in intervals.items()},
         **{f"score_{name}": score for name, score in scores.items()},
     }

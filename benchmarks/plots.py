@@ -5,8 +5,8 @@ They show the rows in ``docs/benchmarks`` and the reports in ``docs/experiments`
 The description of each PNG is the :func:`fingerprint` of its rows, which tells whether it still shows them.
 """
 
+import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from benchmarks import baselines, cost, memory_scaling, mup, techniques
 from benchmarks.charts import draw_points
 from benchmarks.rows import Row, read_rows
-from lightning_llm.ablate import ladder_report
-from lightning_llm.ablate.plots import forest
-from lightning_llm.io.charts import chart
+from lightning_llm.ablate.report.figures import draw_differences, draw_over_compute, over_compute
+from lightning_llm.ablate.report.report import Report
+from lightning_llm.io.charts import COLORS, GRAY, chart, legend
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -37,23 +37,34 @@ def draw_frontier(rows: Sequence[Row], path: Path, title: str, **options: Any) -
     draw_points([row for row in shown if row.variant != "ours 2"], path, title, is_relative=True, **options)
 
 
-def draw_verdicts(report: Mapping[str, Any], path: Path, title: str, names: Mapping[str, str], **options: Any) -> None:
+def draw_verdicts(report: Report, path: Path, title: str, names: Mapping[str, str], **options: Any) -> None:
     """The differences of an experiment's variants, from the top those of ``names``, each with its label."""
-    variants = {label: report["variants"][name] for name, label in names.items()}
+    rows = [dataclasses.replace(report.row(name), variant=label) for name, label in names.items()]
+    colors = {row.variant: COLORS[place % len(COLORS)] for place, row in enumerate(rows)}
     with chart(path, title, height=0.6 * len(names) + 0.5, **options) as axes:
-        forest(axes[0], {**report, "variants": variants})
-        dots = f"dots: pairs; shaded: ±{report['delta']:g}"
+        draw_differences(axes[0, 0], rows, colors, report.delta)
+        dots = f"dots: pairs; shaded: ±{report.delta:g}"
         axes[0, 0].set_xlabel(f"difference from SwiGLU, nats per character (negative is better; {dots})")
 
 
 def draw_ladders(
-    reports: Sequence[Mapping[str, Any]], path: Path, title: str, *, names: Mapping[str, str], **options: Any
+    reports: Sequence[Report], path: Path, title: str, *, names: Mapping[str, str], **options: Any
 ) -> None:
     """The difference of the first variant of several ladders over their sizes; each has its line by its label."""
-    lines = {names[report["name"]]: next(iter(report["ladder"].values())) for report in reports}
     with chart(path, title, height=3.4, **options) as axes:
-        ladder_report.draw(axes[0], {**reports[0], "ladder": lines, "target": None})
-        axes[0, 0].set_ylabel("difference, nats (negative is better)")
+        axis = axes[0, 0]
+        delta = reports[0].delta
+        if delta is not None:
+            axis.axhspan(-delta, delta, color=GRAY, alpha=0.2, lw=0)
+        axis.axhline(0, color=axis.xaxis.label.get_color(), lw=0.8)
+        for place, report in enumerate(reports):
+            name = next(name for name in report.variants if name != report.baseline)
+            rows = [row for row in report.of_kind("result") if row.variant == name and row.difference is not None]
+            shift = 1.04 ** (place - (len(reports) - 1) / 2)
+            draw_over_compute(axis, rows, COLORS[place % len(COLORS)], names[report.name], shift=shift)
+        over_compute(axis)
+        axis.set_ylabel("difference, nats (negative is better)")
+        legend(axis)
 
 
 _VERDICTS = Plot(
@@ -113,7 +124,7 @@ def draw_all(folder: Path = DOCS) -> Iterator[Path]:
 
 def content_of(source: Path) -> Any:
     """A report, or rows."""
-    return json.loads(source.read_text(encoding="utf-8")) if source.parent.name == "experiments" else read_rows(source)
+    return Report.read(source) if source.parent.name == "experiments" else read_rows(source)
 
 
 def fingerprint(*paths: Path) -> str:

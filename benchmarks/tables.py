@@ -18,8 +18,9 @@ columns, the first entry is the first table of the page:
         variant: '{variant}'
         peak, MiB: '{peak_bytes / MiB:,.0f} ({peak_bytes / first.peak_bytes:.2f})'
 
-An experiment of ``lightning-llm ablate`` has a row for each side, a stream one for each idea, and a ladder one for each
-variant, with the ladder's name as ``report``, and of its stored prediction; their fields are those of ``report.json``.
+An experiment of ``lightning-llm ablate`` has a row for each side, a stream one for each idea, and several sizes one for
+each variant, with the name of the report as ``report``, and its outcome of the stored prediction; their fields are
+those of ``report.json`` (docs/reference/report.md).
 
 ``first`` is the first row of the same shape and dtype, ``of("ours")`` the row of that variant there. ``each:`` with an
 expression makes one row for each of its values, ``if:`` leaves rows out.
@@ -35,11 +36,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from benchmarks import plots
 from benchmarks.charts import panels
 from benchmarks.rows import MEASURED, Row, read_rows
+from lightning_llm.ablate.report.record import Row as ReportRow
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.io.units import UNITS
 from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, answer, predict
 
@@ -61,53 +65,79 @@ def rows_of(name: str) -> list[Row]:
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise ValueError(f"there is no {paths[0].relative_to(ROOT)}")
-    rows = read_rows(path) if path.parent == ROWS else _variants(json.loads(path.read_text(encoding="utf-8")))
+    rows = read_rows(path) if path.parent == ROWS else _variants(Report.read(path))
     fields = dict.fromkeys(name for row in rows for name in vars(row))
     return [Row(**{**fields, **vars(row)}) for row in rows]
 
 
-def _variants(report: dict[str, Any]) -> list[Row]:
-    """A row for the baseline and for each variant, with its cost as ``step`` and its tuning as ``rates``.
+def _variants(report: Report) -> list[Row]:
+    """A row for the baseline and for each variant, with the fields of its row and of its variant in the report.
 
-    Of a stream a row for each idea, of a ladder one for each variant.
+    ``tuned`` is the row with both sides tuned, ``secondary`` the rows of other metrics by their names, ``rates`` what
+    was tuned. Of a stream a row for each idea, of several sizes one for each variant.
     """
-    if "ladder" in report:
-        outcomes = {name: row for stored in report["predictions"] for name, row in stored["variants"].items()}
-        return [
-            Row(
-                variant=name,
-                report=report["name"],
-                present=_by_present_method(row, report),
-                **outcomes.get(name, {}),
-                **row,
-                shape=None,
-                dtype=None,
-            )
-            for name, row in report["ladder"].items()
-        ]
-    if "ideas" in report:
-        return [Row(variant=idea["name"], **idea, shape=None, dtype=None) for idea in report["ideas"]]
-    steps, rates = report["cost"]["variants"], (report["tuning"] or {}).get("variants", {})
-    variants = {"baseline": report["baseline"] | {"null_sd": report["aa"]["null_sd"]}, **report["variants"]}
-    return [
-        Row(variant=name, step=steps.get(name), rates=rates.get(name), **row, shape=None, dtype=None)
-        for name, row in variants.items()
-    ]
+    results = [row for row in report.rows if row.kind == "result"]
+    if report.sizes is not None:
+        names = [name for name in report.variants if name != report.baseline]
+        return [_of_sizes(report, name, [row for row in results if row.variant == name]) for name in names]
+    if report.stream is not None:
+        return [_row(row.variant, row, row.idea) for row in results]
+    null_sd = next((row.sd for row in report.of_kind("null")), None)
+    tuned = {} if report.tuning is None else report.tuning.variants
+    found = []
+    for name, variant in report.variants.items():
+        of_variant = [row for row in report.rows if row.variant == name]
+        kinds = {row.kind: msgspec.to_builtins(row) for row in of_variant if row.kind in ("result", "tuned")}
+        own = variant.means.get(report.metric)
+        sides = {"mean": own and own.value, "sd_over_seeds": own and own.sd, "null_sd": null_sd}
+        secondary = {row.metric: msgspec.to_builtins(row) for row in of_variant if row.kind == "secondary"}
+        more = {
+            "tuned": kinds.get("tuned"),
+            "secondary": secondary or None,
+            "rates": msgspec.to_builtins(tuned.get(name)),
+        }
+        found.append(_row(name, variant, sides, kinds.get("result", {}), more))
+    return found
 
 
-def _by_present_method(row: dict[str, Any], report: dict[str, Any]) -> dict[str, Any] | None:
-    """The interval and the answer that the present method gives for a stored ladder; ``None``: it has no target.
+def _row(name: str, *parts: Any) -> Row:
+    """A row with the fields of several records; of two with the same field, the later one's."""
+    fields: dict[str, Any] = {}
+    for part in parts:
+        fields |= msgspec.to_builtins(part)
+    return Row(**{**fields, "variant": name, "shape": None, "dtype": None})
 
-    Ladders whose answer is older than the present method have no null variant: the spread is that of their own runs.
+
+def _of_sizes(report: Report, name: str, rows: Sequence[ReportRow]) -> Row:
+    """A variant at several sizes: its rows as ``sizes``, what is predicted of it, and its outcome of a prediction."""
+    assert report.sizes is not None
+    target = report.sizes.predicted.get(name)
+    outcomes = [stored.variants[name] for stored in report.sizes.predictions if name in stored.variants]
+    sizes = {"sizes": [msgspec.to_builtins(row) for row in rows]}
+    about = {"report": report.name, "present": _by_present_method(report, rows)}
+    return _row(name, target or {}, sizes, about, outcomes[-1] if outcomes else {})
+
+
+def _by_present_method(report: Report, rows: Sequence[ReportRow]) -> dict[str, Any] | None:
+    """The interval and the answer that the present method gives for stored sizes; ``None``: there is no target.
+
+    Sizes whose answer is older than the present method have no null variant: the spread is that of their own runs.
     """
-    if report["target"] is None:
+    assert report.sizes is not None
+    if report.sizes.target_compute is None:
         return None
-    places = [
-        AtSize(math.log(size["compute"], 4), size["difference"], size["sd"], size["pairs"]) for size in row["sizes"]
-    ]
-    predicted = predict(places, SpreadBySize.of(places), math.log(report["target"]["compute"], 4), places[-1].pairs)
-    direction = {"better": -1, "worse": 1}.get(row["sizes"][-1]["direction"], 0)
-    return {"interval": predicted.interval, "answer": answer(predicted.interval, direction, report["delta"])}
+    places = [place for place in map(at_size, rows) if place is not None]
+    target = math.log(report.sizes.target_compute, 4)
+    predicted = predict(places, SpreadBySize.of(places), target, places[-1].pairs)
+    direction = {"better": -1, "worse": 1}.get(rows[-1].direction, 0)
+    return {"interval": predicted.interval, "answer": answer(predicted.interval, direction, report.delta)}
+
+
+def at_size(row: ReportRow) -> AtSize | None:
+    """A row of a size, where its prediction takes it from; ``None``: it has no difference."""
+    if row.compute is None or row.difference is None or row.sd is None:
+        return None
+    return AtSize(math.log(row.compute, 4), row.difference, row.sd, row.pairs)
 
 
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:

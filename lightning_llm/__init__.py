@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lightning_llm.data.datamodule import TokenDataModule as TokenDataModule
+    from lightning_llm.experiment import Experiment as Experiment
     from lightning_llm.model.config import ModelConfig as ModelConfig
     from lightning_llm.model.mlp import MemoryOptimizedSwiGLU as MemoryOptimizedSwiGLU
     from lightning_llm.model.mlp import SwiGLU as SwiGLU

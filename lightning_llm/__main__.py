@@ -13,7 +13,7 @@ from signal import SIGINT
 from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS, nearest
 from lightning_llm.cli.errors import reports
 from lightning_llm.cli.interrupts import PROGRAM, interrupts
-from lightning_llm.cli.stdio import drop_output, note_imports, open_streams
+from lightning_llm.cli.standard_streams import drop_output, note_imports, open_streams
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
@@ -24,7 +24,7 @@ SPINS = "2000"
 GROWING_SEGMENTS = "expandable_segments:True"
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 BROKEN_PIPE = 128 + 13  # the status of a program that SIGPIPE ended
-TOOLS = [word for word in COMMANDS if word not in TRAINER_WORDS]
+SUBCOMMANDS = [word for word in COMMANDS if word not in TRAINER_WORDS]
 # These build models, and import the user's own parts by their paths, such as my_parts.MyMLP.
 IMPORT_PARTS = {*TRAINER_WORDS, "generate", "evaluate", "export", "estimate", "plan", "same", "ablate"}
 
@@ -38,7 +38,7 @@ def help_text() -> str:
             "Training and evaluation (Lightning's options, configs by path or shipped name):",
             *(f"  {word:<11} {COMMANDS[word].about}" for word in TRAINER_WORDS),
             "\nTools:",
-            *(f"  {word:<11} {COMMANDS[word].about}" for word in TOOLS),
+            *(f"  {word:<11} {COMMANDS[word].about}" for word in SUBCOMMANDS),
             "\nWith any command, --debug prints the traceback of an error. Exit status: 0; 1 if it failed; 2 for a",
             "mistake in an option or a file; 128 plus the number of the signal that ended it.\n",
             "lightning-llm COMMAND --help explains a command. To start:",
@@ -88,11 +88,11 @@ def main(
         drop_output()
         status = BROKEN_PIPE
     except KeyboardInterrupt:
-        status = interrupts.say(interrupts.number or SIGINT)
+        status = interrupts.print_interruption(interrupts.number or SIGINT)
     except Exception as failure:  # not handled anywhere, from the first import of a command on
         status = reports.unexpected(command, failure)
     if argv is None:
-        interrupts.settle(status)
+        interrupts.exit_on_signal(status)
     else:
         interrupts.program = outer_program  # of the command that this one ran inside of
     return status
@@ -115,7 +115,7 @@ def _run(words: Sequence[str]) -> int:
         from lightning_llm.cli.train import run
 
         return run(words)
-    if words[0] in TOOLS:
+    if words[0] in SUBCOMMANDS:
         module = import_module(f"lightning_llm.cli.{COMMANDS[words[0]].module}")
         return int(getattr(module, f"run_{words[0]}")(words[1:]))
     advice = nearest(words[0], COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"

@@ -26,7 +26,7 @@ LAYERS = (
     ),
     ("io.console", "io.progress"),
     (
-        *(f"accounting.{name}" for name in ("counts", "parts", "settings", "sizing")),
+        *(f"accounting.{name}" for name in ("counts", "parts", "step_settings", "sizing")),
         "ops",
         "data",
     ),  # data: corpora, tokenizers, token_store, order
@@ -39,6 +39,7 @@ LAYERS = (
     ("training",),
     ("same", "ablate"),
     ("cli",),
+    ("experiment",),
     ("__main__",),
 )
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
@@ -60,7 +61,7 @@ NEVER = (
                 "ops.sizes",
                 "ops.traced",
             ),
-            *(f"accounting.{name}" for name in ("counts", "hardware", "parts", "settings", "sizing")),
+            *(f"accounting.{name}" for name in ("counts", "hardware", "parts", "step_settings", "sizing")),
             "statistics",
         )
     ),

@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 
 from lightning_llm.cli import ablate
 from lightning_llm.cli.commands import COMMANDS, TRAINER_WORDS
-from lightning_llm.cli.tool import OneLineParser
+from lightning_llm.cli.subcommand import OneLineParser
 from lightning_llm.model.parts import BUILT_IN
 from lightning_llm.training.trainer import Trainer
 

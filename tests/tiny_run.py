@@ -58,7 +58,7 @@ def words_of(options):
 def tiny(flags, tmp_path, monkeypatch):
     """``tiny("fit", **{name: value, …})`` runs a command on a tiny model, below ``tmp_path``."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightning_llm.cli.report.SAMPLE_TOKENS", 20)  # 200 take a fifth of a tiny run
+    monkeypatch.setattr("lightning_llm.cli.training_output.SAMPLE_TOKENS", 20)  # 200 take a fifth of a tiny run
 
     def run(command, *words, **changes):
         return cli_main([command, *words, *flags(**changes)])

@@ -26,7 +26,7 @@ class LayerScale(Block):
         self.attention_scale = nn.Parameter(torch.full((config.hidden_size,), initial))
         self.mlp_scale = nn.Parameter(torch.full((config.hidden_size,), initial))
 
-    def join(self, x: Tensor, context: Context) -> Tensor:
+    def add_branches(self, x: Tensor, context: Context) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
         x = x + self.attention_scale * self.attend(x, context)
-        return x + self.mlp_scale * self.feed(x)
+        return x + self.mlp_scale * self.feed_forward(x)

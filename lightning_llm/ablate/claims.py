@@ -66,7 +66,7 @@ def take(folder: Path, run: str) -> Claim | None:
     return None
 
 
-def taken(folder: Path, runs: Iterable[str]) -> list[str]:
+def claimed(folder: Path, runs: Iterable[str]) -> list[str]:
     """The runs, of some, that a worker has now."""
     newest = _newest(folder)
     return [run for run in runs if run in newest and not _is_stale(newest[run])]

@@ -2,16 +2,17 @@
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_llm.ablate.experiment import DELTA
 from lightning_llm.ablate.names import BASELINE
-from lightning_llm.ablate.ratios import is_unknown
+from lightning_llm.ablate.ratios import StepCost, is_unknown
+from lightning_llm.ablate.report.record import Curve
 from lightning_llm.ablate.results import Loaded
-from lightning_llm.statistics.estimates import Array
+from lightning_llm.statistics.estimates import Array, student
 from lightning_llm.training.metrics import LOSSES, VAL_LOSS
 
 
@@ -39,7 +40,37 @@ class Curves(NamedTuple):
         rows = [np.interp(*shares, self._losses_of(name, seed)) - self._losses_of(BASELINE, seed) for seed in common]
         return list(self.steps[BASELINE]), np.array(rows)
 
-    def at_equal_time(self, name: str, costs: Mapping[str, Any], delta: float | None = None) -> float | None:
+    def summaries(
+        self, names: Collection[str], costs: Mapping[str, StepCost], delta: float | None, sign: int = 1
+    ) -> dict[str, Curve]:
+        """Means and paired differences of each variant, for a report.
+
+        Args:
+            names: The baseline and the variants; not the null variant, which would make fewer seeds common.
+            costs: Of the variants whose step was measured.
+            delta: The smallest difference that matters; ``None``: the default one.
+            sign: -1 if the values are those of a metric with its sign changed.
+        """
+        if BASELINE not in self.steps:
+            return {}
+        shown = [name for name in self.steps if name in names]
+        common = set.intersection(*(set(self.seeds[name]) for name in shown))
+        curves = {}
+        for name in shown:
+            steps = self.steps[name]
+            chosen = [n for n, seed in enumerate(self.seeds[name]) if seed in common or not common]
+            losses = sign * self.losses[name][chosen]
+            spread = losses.std(axis=0, ddof=1) if len(losses) > 1 else np.zeros(len(steps))
+            found: dict[str, Any] = {}
+            if name != BASELINE:
+                shares, differences = self.differences(name)
+                found = _differences(shares, sign * differences)
+                timed = self.at_equal_time(name, costs, delta)
+                found["at_equal_time"] = None if timed is None else sign * timed
+            curves[name] = Curve(steps=list(steps), mean=losses.mean(axis=0).tolist(), sd=spread.tolist(), **found)
+        return curves
+
+    def at_equal_time(self, name: str, costs: Mapping[str, StepCost], delta: float | None = None) -> float | None:
         """Mean difference of the validation loss when the faster variant ends.
 
         The slower variant is then in the middle of its schedule, so the number favors the faster one. Between two
@@ -47,7 +78,7 @@ class Curves(NamedTuple):
 
         Args:
             name: Of the variant.
-            costs: Of the variants, as in the report.
+            costs: Of the variants whose step was measured.
             delta: The smallest difference that matters; ``None``: the default one. One in bits per byte counts as one
                 in nats per token, which is at most 1.44 times too lenient.
 
@@ -57,7 +88,7 @@ class Curves(NamedTuple):
         common_seeds = [seed for seed in self.seeds.get(BASELINE, ()) if seed in self.seeds.get(name, ())]
         if not common_seeds or BASELINE not in costs or name not in costs:
             return None
-        step_s = {variant: costs[variant]["step_s"] for variant in (BASELINE, name)}
+        step_s = {variant: costs[variant].step_s for variant in (BASELINE, name)}
         if is_unknown(costs[name]):
             step_s[name] = step_s[BASELINE]
         end = min(seconds * self.steps[variant][-1] for variant, seconds in step_s.items())
@@ -75,6 +106,18 @@ class Curves(NamedTuple):
 
     def _losses_of(self, name: str, seed: int) -> Any:
         return self.losses[name][list(self.seeds[name]).index(seed)]
+
+
+def _differences(shares: Sequence[int], differences: Array) -> dict[str, Any]:
+    """The mean of pairs' differences at each share of the run, with half the width of its 95% interval."""
+    pairs = len(differences)
+    if not pairs:
+        return {}
+    half = np.zeros(len(shares))
+    if pairs > 1:
+        half = student(0.05, pairs - 1) * differences.std(axis=0, ddof=1) / np.sqrt(pairs)
+    middle = differences.mean(axis=0)
+    return {"pairs": pairs, "shares": list(shares), "difference": middle.tolist(), "half_width": half.tolist()}
 
 
 def _interpolated(at: float, steps: Sequence[int], losses: Array) -> tuple[float, float]:

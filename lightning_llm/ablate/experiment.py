@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from lightning_llm.ablate.command.settings import KEYS as OF_COMMAND
-from lightning_llm.ablate.command.settings import Command, Tree, command_of, option_named
+from lightning_llm.ablate.command.spec import KEYS as OF_COMMAND
+from lightning_llm.ablate.command.spec import Command, Tree, command_of, option_named
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Time, Tokens, matches_in_words
-from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
+from lightning_llm.ablate.names import AGAIN, BASELINE, NEGATED, NULL
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS, Grid
 from lightning_llm.accounting.sizing import parse_size
@@ -28,9 +28,9 @@ from lightning_llm.io.schema import BOOL, POSITIVE, TEXT, by_name, check, list_o
 from lightning_llm.io.untrusted import file_name, printable, shown
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.extrapolation import FEWEST_SIZES
-from lightning_llm.training.metrics import LOSSES
+from lightning_llm.training.metrics import LOSSES, unit_of_metric
 
-METRICS = tuple(LOSSES)
+METRICS = LOSSES
 LOOKS = (8, 12, 16)
 DELTA = 0.005
 ALPHA = 0.05
@@ -128,6 +128,21 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     def looks(self) -> tuple[int, ...]:
         """Numbers of pairs after which a comparison may end; of an e-process the last one."""
         return self.stop.pairs if isinstance(self.stop, Looks) else (self.stop.most,)
+
+    @property
+    def metric_name(self) -> str:
+        """The metric without the minus of one of which higher is better."""
+        return self.metric.removeprefix(NEGATED)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether runs have the metric with its sign changed."""
+        return self.metric.startswith(NEGATED)
+
+    @property
+    def unit(self) -> str:
+        """The unit of the metric; a command's is known by its name alone."""
+        return self.metric_name if self.command is not None else unit_of_metric(self.metric)
 
     @property
     def half_width(self) -> float | None:

@@ -9,35 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from lightning_llm.ablate.names import BASELINE, NULL, PLAN
+from lightning_llm.ablate.names import BASELINE, NEGATED, NULL, PLAN
 from lightning_llm.ablate.plan import REPORT, RUNS, Plan
+from lightning_llm.ablate.report.record import ReportRecord
 from lightning_llm.io.records import read_record
 from lightning_llm.statistics.power import SPREADS
 
 MOST = 200  # experiments that are looked at
-
-
-class _Noise(msgspec.Struct):
-    sd_interval: tuple[float, float] | None = None
-
-
-class _Compared(msgspec.Struct):
-    sd: float | None = None
-    noise: _Noise | None = None
-
-
-class _AA(msgspec.Struct):
-    null: _Compared | None = None
-
-
-class _Report(msgspec.Struct):
-    """The part of an earlier report that is read."""
-
-    aa: _AA = msgspec.field(default_factory=_AA)
-    variants: dict[str, _Compared] = {}
-    metric: str | None = None
 
 
 class Spread(NamedTuple):
@@ -122,14 +100,13 @@ def spread_in(folder: Path, metric: str) -> Spread:
 def _spread(folder: Path, metric: str | None = None) -> Spread | None:
     """The largest spread in a report that is there and whole, and of this metric."""
     try:
-        report = read_record(folder / REPORT, _Report)
+        report = read_record(folder / REPORT, ReportRecord)
     except (OSError, ValueError):
         return None
-    compared = {NULL: report.aa.null, **report.variants}
     spreads = [
-        Spread(row.sd, folder.name, name, None if row.noise is None else row.noise.sd_interval)
-        for name, row in compared.items()
-        if row is not None and row.sd is not None and SPREADS[0] <= row.sd <= SPREADS[1]
+        Spread(row.sd, folder.name, row.variant, None if row.noise is None else row.noise.sd_interval)
+        for row in report.rows
+        if row.kind in ("null", "result") and row.sd is not None and SPREADS[0] <= row.sd <= SPREADS[1]
     ]
-    is_of_metric = metric is None or report.metric == metric
+    is_of_metric = metric is None or report.metric == metric.removeprefix(NEGATED)
     return max(spreads, key=lambda spread: spread.value, default=None) if is_of_metric else None

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.plan import digest
+from lightning_llm.ablate.report.record import Predicted
 from lightning_llm.accounting.sizing import parse_size
 from lightning_llm.io.records import read_record, write_record
 from lightning_llm.io.shell import shell_path
@@ -43,24 +44,6 @@ class LadderRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
 
 
-class PredictedVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """The prediction for a variant at a size.
-
-    Attributes:
-        difference: The mean.
-        interval: Of this mean.
-        prediction_interval: In which the difference that is observed there should be.
-        answer: Whether the finding of the largest size holds, fades or flips there.
-        shown_up_to: Up to how many times the compute of the largest size the direction is shown.
-    """
-
-    difference: float
-    interval: tuple[float, float]
-    prediction_interval: tuple[float, float]
-    answer: str
-    shown_up_to: float | None = None
-
-
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The prediction for a size, stored before it was trained: the content of ``predictions/SIZE.json``.
 
@@ -75,7 +58,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     size: str
     compute: float
     pairs: int
-    variants: dict[str, PredictedVariant | None]
+    variants: dict[str, Predicted | None]
     plans: dict[str, str]
 
     @property

@@ -12,13 +12,35 @@ is changed for it, its program knows (for ``fit``: ``ablate.fit.matching``).
 import abc
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-from lightning_llm.ablate.names import BASELINE
+from typing import Any, ClassVar, Protocol
 
 ARCHITECTURE_PREFIX = "model.architecture."
 _TIMES = " times the baseline's"
-Facts = Mapping[str, Any]  # of a variant, as a plan or a report records them
+Facts = Mapping[str, Any]  # of a variant, as a plan records them
+
+
+class Matched(Protocol):
+    """What a report says of a variant, or of the baseline, for a sentence about what was matched."""
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of a run."""
+
+    @property
+    def solved(self) -> float | None:
+        """Value of the option that was solved for."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How closely the cost that is matched agrees with the baseline's."""
+
+    @property
+    def time_ratio_interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the time ratio."""
+
+    @property
+    def training_s(self) -> float | None:
+        """Seconds of all steps, measured alone."""
 
 
 class Match(abc.ABC):
@@ -42,11 +64,13 @@ class Match(abc.ABC):
     def closeness(self, base: Facts, variant: Facts) -> float | None:
         """The variant's part of what is matched, as a ratio to the baseline's; ``None``: ``cost.json`` has it."""
 
-    def closeness_in_words(self, report: Facts) -> tuple[list[str], str]:
+    def closeness_in_words(self, base: Matched, variants: Mapping[str, Matched]) -> tuple[list[str], str]:
         """How closely each variant of a report is matched, and the unit of these numbers."""
-        rows = {name: row for name, row in report["variants"].items() if row["ratio"] is not None}
-        solved = {name: "" if row["solved"] is None else f"{row['solved']}, " for name, row in rows.items()}
-        return [f"{name} {solved[name]}{row['ratio']:.2f}" for name, row in rows.items()], _TIMES
+        closeness = []
+        for name, variant in variants.items():
+            solved = "" if variant.solved is None else f"{variant.solved:g}, "
+            closeness += [] if variant.ratio is None else [f"{name} {solved}{variant.ratio:.2f}"]
+        return closeness, _TIMES
 
 
 class Tokens(Match):
@@ -87,15 +111,17 @@ class Time(Match):
     def closeness(self, base: Facts, variant: Facts) -> None:
         """It is measured after the runs."""
 
-    def closeness_in_words(self, report: Facts) -> tuple[list[str], str]:
+    def closeness_in_words(self, base: Matched, variants: Mapping[str, Matched]) -> tuple[list[str], str]:
         """How far training times may be apart; of a plan without intervals, what was measured after the runs."""
-        within = {name: matched_within(row, report["baseline"]) for name, row in report["variants"].items()}
+        within = {name: matched_within(variant, base) for name, variant in variants.items()}
         shares = {name: math.ceil(1000 * share - 1e-9) / 1000 for name, share in within.items() if share is not None}
         if shares:  # rounded up
             return [f"{name} within ±{share:.1%}" for name, share in shares.items()], ""
-        times = {name: cost["training_s"] for name, cost in report["cost"]["variants"].items()}
-        base = times.pop(BASELINE, None)
-        return [f"{name} {time / base:.2f}" for name, time in times.items() if base], _TIMES
+        base_s = base.training_s or math.nan
+        times = {
+            name: variant.training_s for name, variant in variants.items() if variant.training_s and base.training_s
+        }
+        return [f"{name} {seconds / base_s:.2f}" for name, seconds in times.items()], _TIMES
 
 
 class Parameters(Match):
@@ -121,14 +147,16 @@ def matches_in_words() -> str:
     )
 
 
-def matched_within(row: Facts, base: Facts) -> float | None:
+def matched_within(variant: Matched, base: Matched) -> float | None:
     """How far training times may be apart after matching, as a share of the baseline's; ``None``: that is not known.
 
     It covers the interval of the time ratio, the steps that were left as they are inside of it, and their rounding.
 
     Args:
-        row: Of a variant in a report or a plan: its steps, and the interval of its time ratio.
-        base: The baseline's.
+        variant: Its steps, and the interval of its time ratio.
+        base: The baseline's steps.
     """
-    interval = row.get("time_ratio_interval")
-    return None if interval is None else max(abs(end * row["steps"] / base["steps"] - 1) for end in interval)
+    interval = variant.time_ratio_interval
+    if interval is None or variant.steps is None or base.steps is None:
+        return None
+    return max(abs(end * variant.steps / base.steps - 1) for end in interval)

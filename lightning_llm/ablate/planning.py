@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.command.settings import OPTIONS_OF_FIELDS
+from lightning_llm.ablate.command.spec import OPTIONS_OF_FIELDS
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, earlier
 from lightning_llm.ablate.names import BASELINE, PLAN, titled
@@ -44,7 +44,7 @@ from lightning_llm.runs.lock import RunLock, is_locked
 _READ = ("baseline", "options", "out", "because")
 
 
-class Settled(NamedTuple):
+class ResolvedDraft(NamedTuple):
     """A program's part of the plan, once the variants are matched.
 
     Attributes:
@@ -87,7 +87,7 @@ class Draft(abc.ABC):
     code: Mapping[str, Path]
 
     @abc.abstractmethod
-    def settle(self, workers: int | None) -> Settled:
+    def resolve(self, workers: int | None) -> ResolvedDraft:
         """Decide the threads, match the variants, and say what the plan holds of each; it may train a step of them.
 
         Args:
@@ -129,8 +129,8 @@ def plan_of(draft: Draft, workers: int | None, *, reuse: str = REUSES[0], predic
         return plan
     if not (out / PLAN).exists() and (leftovers := [name for name in (RUNS, COST) if (out / name).exists()]):
         raise ValueError(f"{out} has {leftovers[0]} of an experiment without {PLAN}: give another --out")
-    settled = draft.settle(workers)
-    record = _record_of(draft, settled, reuse, prediction)
+    resolved = draft.resolve(workers)
+    record = _record_of(draft, resolved, reuse, prediction)
     out.mkdir(parents=True, exist_ok=True)
     lock = RunLock(out).acquire()  # of two that begin here at the same time, one finds the plan of the other
     try:
@@ -138,14 +138,14 @@ def plan_of(draft: Draft, workers: int | None, *, reuse: str = REUSES[0], predic
             return plan
         for name in (RUNS, claims.CLAIMS, EXTENSIONS, PLAN):  # of a plan that nothing has come of
             remove_path(out / name)
-        return freeze(out, record, settled.configs, draft.code)
+        return freeze(out, record, resolved.configs, draft.code)
     finally:
         lock.release()
 
 
-def _record_of(draft: Draft, settled: Settled, reuse: str, prediction: str) -> PlanRecord:
+def _record_of(draft: Draft, resolved: ResolvedDraft, reuse: str, prediction: str) -> PlanRecord:
     experiment = draft.experiment
-    hashes = {name: identity.hash for name, identity in settled.identities.items()}
+    hashes = {name: identity.hash for name, identity in resolved.identities.items()}
     planned_seeds = set(experiment.seeds(experiment.looks[-1]))
     seen = {other.name: sorted(planned_seeds & {*other.seeds}) for other in draft.earlier}
     tuned = None if experiment.tune is None else experiment.tune.option
@@ -154,21 +154,21 @@ def _record_of(draft: Draft, settled: Settled, reuse: str, prediction: str) -> P
         experiment=experiment,
         variants={
             name: msgspec.structs.replace(variant, identity=hashes.get(name, ""))
-            for name, variant in settled.variants.items()
+            for name, variant in resolved.variants.items()
         },
         program=draft.program,
         asked=draft.asked,
         code=code_hash(draft.code),
-        threads=settled.threads,
-        accelerator=settled.accelerator,
-        most_runs=settled.most_runs,
-        gpus_per_run=settled.gpus_per_run,
+        threads=resolved.threads,
+        accelerator=resolved.accelerator,
+        most_runs=resolved.most_runs,
+        gpus_per_run=resolved.gpus_per_run,
         start_folder=str(Path.cwd()),
-        text=settled.text,
-        validation=settled.validation,
+        text=resolved.text,
+        validation=resolved.validation,
         commit=commit_of_package(),
         seen={name: seeds for name, seeds in seen.items() if seeds},
-        reused=reusable(out, settled.identities, reuse, first_seed=experiment.first_seed, tuned=tuned),
+        reused=reusable(out, resolved.identities, reuse, first_seed=experiment.first_seed, tuned=tuned),
         prediction=prediction,
     )
 

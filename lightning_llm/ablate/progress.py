@@ -57,7 +57,7 @@ class Display:
         if not self._console.is_terminal:
             for number, run in enumerate(sorted(new), len(results) - len(new) + 1):
                 line = f"run {number}/{total}  {run_in_words(self._plan, run, results, progress)}"
-                self._console.say(line)
+                self._console.print_lines(line)
 
 
 def run_in_words(plan: Plan, run: RunKey, results: Mapping[RunKey, Result], progress: str) -> str:

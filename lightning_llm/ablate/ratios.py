@@ -4,8 +4,7 @@ A *time ratio* is the time of a variant's step over that of the baseline's: the 
 rounds. Where its interval contains 1, the two times cannot be distinguished.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -92,16 +91,16 @@ def is_one(interval: Interval | None) -> bool:
     return low <= 1 <= high and low < high  # a variant's ratio to itself is known
 
 
-def is_unknown(variant: Mapping[str, Any]) -> bool:
-    """Whether the time ratio of a variant of ``cost.json`` cannot be distinguished from 1; older files do not say."""
-    return "ratio_interval" in variant and is_one(variant["ratio_interval"])
+def is_unknown(step: StepCost) -> bool:
+    """Whether the time ratio of a variant cannot be distinguished from 1."""
+    return is_one(step.ratio_interval)
 
 
-def ratio_in_words(variant: Mapping[str, Any]) -> str:
-    """The time ratio of a variant of ``cost.json``, if it can be distinguished from 1."""
-    return UNKNOWN if is_unknown(variant) else f"{variant['ratio']:.3f}"
+def ratio_in_words(step: StepCost) -> str:
+    """The time ratio of a variant, if it can be distinguished from 1."""
+    return UNKNOWN if is_unknown(step) else f"{step.ratio:.3f}"
 
 
-def time_in_words(variant: Mapping[str, Any]) -> str:
+def time_in_words(step: StepCost) -> str:
     """The same within a sentence."""
-    return f"{UNKNOWN} in time" if is_unknown(variant) else f"{variant['ratio']:.3f} × the time"
+    return f"{UNKNOWN} in time" if is_unknown(step) else f"{step.ratio:.3f} × the time"

@@ -109,13 +109,18 @@ class Loaded:
         seeds = experiment.seeds(verdict.pairs)
 
         def values(name: str, metric: str) -> list[float | None]:
-            return [_metric(self.results.get(RunKey(name, seed)), metric) for seed in seeds]
+            return [self.metric(RunKey(name, seed), metric) for seed in seeds]
 
         pairs = {metric: (values(baseline, metric), values(variant, metric)) for metric in experiment.secondary}
         measured = {metric: pair for metric, pair in pairs.items() if any(value is not None for value in pair[0])}
         samples = {metric: Sample(*pair) for metric, pair in measured.items()}
         count = len(experiment.variants)
         return verdicts(samples, alpha=experiment.alpha, looks=experiment.looks, variants=count)
+
+    def metric(self, run: RunKey, metric: str) -> float | None:
+        """A number of a run's summary; ``None``: the run failed to train, or has none."""
+        result = self.results.get(run)
+        return None if result is None or result.has_failed else result.summary.get(metric)
 
     def tuned_name(self, name: str) -> str:
         """The name of the runs of a variant once it is tuned."""
@@ -130,11 +135,6 @@ class Loaded:
         runs = [self.results.get(RunKey(name, seed)) for name in (BASELINE, NULL)]
         starts = [None if result is None else result.summary.get(pairing.INITIAL_VALUES) for result in runs]
         return starts[0] is not None and starts[0] == starts[1]
-
-
-def _metric(result: Result | None, metric: str) -> float | None:
-    """A number of a run's summary; ``None``: the run failed to train, or has none."""
-    return None if result is None or result.has_failed else result.summary.get(metric)
 
 
 def load_experiment(out: str | Path) -> Loaded:

@@ -43,14 +43,14 @@ class Runner:
     Args:
         plan: Of the experiment.
         slots: As of ``slots_for``.
-        say: Called with a line for each run that starts.
+        log: Called with a line for each run that starts.
     """
 
-    def __init__(self, plan: Plan, slots: Sequence[Slot], say: Callable[[str], object] = lambda line: None) -> None:
+    def __init__(self, plan: Plan, slots: Sequence[Slot], log: Callable[[str], object] = lambda line: None) -> None:
         self._plan = plan
         self._program = program_of(plan)
         self._slots = slots
-        self._say = say
+        self._log = log
         self._running: dict[int, Running] = {}  # by the number of the slot
         self._begun: set[RunKey] = set()  # without a result so far
         self._results: Results = {}
@@ -95,7 +95,7 @@ class Runner:
                     continue
                 if link(self._plan, run):
                     claim.give_up()
-                    self._say(f"{run}: from {self._plan.record.reused.runs[str(run)]}")
+                    self._log(f"{run}: from {self._plan.record.reused.runs[str(run)]}")
                     return True
                 self._begun.add(run)
                 try:
@@ -120,7 +120,7 @@ class Runner:
     def _start(self, key: RunKey, slot: Slot) -> Process:
         run = self._program.run(key)
         resumes = self._program.promises.resumes and self._program.can_resume(run.folder)
-        self._say(f"{key}: {'resuming' if resumes else 'starting'}")
+        self._log(f"{key}: {'resuming' if resumes else 'starting'}")
         if not resumes:  # killed before it saved anything: a new run needs a new folder
             remove_path(run.folder)
         return self._program.start(run, slot)

@@ -19,14 +19,13 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.spec import Command
 from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_of
 from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, EProcess, Experiment, experiment_of
-from lightning_llm.ablate.names import BASELINE, PLAN, STREAM
+from lightning_llm.ablate.names import ADOPTED, BASELINE, OUT_OF_PAIRS, PLAN, STOPPED, STREAM, VERDICTS
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, Plan, code_hash, file_hash
 from lightning_llm.ablate.planning import Draft
-from lightning_llm.ablate.report import unit_of
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_json, write_text
@@ -41,7 +40,6 @@ IDEAS = "ideas"
 VERDICT = "verdict.json"
 FIRST = "first.yaml"
 CURRENT = "baseline.yaml"
-ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")
 FINAL = "final.json"  # in a stream that takes no more ideas: how many it has
 MOST_IDEAS = 9_999
 MOST_PAIRS_OF_IDEA = 400  # of an idea: those that confirm it have the seeds above
@@ -447,7 +445,7 @@ def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "
         verdict=evidence.decision.step if is_over else STOPPED,
         reason=_reason(evidence, e_value >= stop.threshold) if is_over else stopped,
         metric=plan.experiment.metric,
-        unit=unit_of(plan.experiment),
+        unit=plan.experiment.unit,
         difference=mean.difference,
         interval=mean.interval,
         pairs=mean.pairs,

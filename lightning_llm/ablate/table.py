@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.ablate.names import NEGATED
 from lightning_llm.io.untrusted import MIB, parse_json, read_text, shown
 
 LARGEST = 64 * MIB
 VARIANT, SEED, LOSS = ("variant", "group"), "seed", "loss"
-NEGATED = "-"  # before a metric of which higher is better
 LAYOUT = "a table has the columns variant, seed, and a metric, or one column per variant"
 JSON_LINES = (".jsonl", ".ndjson")
 MOST_NAMES = 12  # in a message

@@ -17,6 +17,6 @@ if TYPE_CHECKING:
     from lightning_llm.accounting.memory import StepMemory as StepMemory
     from lightning_llm.accounting.memory import largest_batch as largest_batch
     from lightning_llm.accounting.memory import step_memory as step_memory
-    from lightning_llm.accounting.settings import StepSettings as StepSettings
+    from lightning_llm.accounting.step_settings import StepSettings as StepSettings
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -16,7 +16,7 @@ from collections import Counter
 
 from lightning_llm.accounting import parts
 from lightning_llm.accounting.parts import LayerGroup, layer_groups, unlisted_parts
-from lightning_llm.accounting.settings import UNMEASURED, Measured, MeasuredPart
+from lightning_llm.accounting.step_settings import UNMEASURED, Measured, MeasuredPart
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of, option_of
 

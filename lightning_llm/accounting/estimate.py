@@ -7,17 +7,18 @@ from lightning_llm.accounting.counts import parameter_terms, parameters_by_part,
 from lightning_llm.accounting.hardware import Device, Reserve, matmul_precision
 from lightning_llm.accounting.memory import StepMemory, memory_trace, most_rows, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import StepSettings, rows_per_micro_batch
-from lightning_llm.accounting.sharding import SharedMemory, shared_memory
+from lightning_llm.accounting.sharding import RankMemory, rank_memory
 from lightning_llm.accounting.sizing import Sizing
+from lightning_llm.accounting.step_settings import StepSettings, rows_per_micro_batch
 from lightning_llm.io.config_file import Section
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, name_of
 
 ADAMW_FLOPS = 12  # per parameter: decay 1, first average 3, second average 4, root, sum, quotient and update 4
 ASSUMED_UTILIZATION = 0.4
-EXTRAPOLATED = "what the step does depends on values: memory was measured with one row and two, and extended"
-HELD = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")  # gradients from backward to the step
+EXTRAPOLATED = "what the step does depends on values: memory was measured with one row and two, and extrapolated"
+# Held across operators; gradients from backward to the step. ZeRO (arXiv:1910.02054) calls the first three so.
+MODEL_STATES = ("parameters", "gradients", "optimizer_state", "ddp_buckets", "gathered")
 
 
 class Optimizer(NamedTuple):
@@ -114,20 +115,20 @@ def estimate(run: RunConfig, *, utilization: float | None = None, memory: int | 
     step = run.step_of(run.micro_batch_size)
 
     def needed(rows: int) -> int:
-        trace = memory_trace(config, dataclasses.replace(step.unshared, rows=rows))
-        return run.reserve.around(shared_memory(config, trace, step).peak)
+        trace = memory_trace(config, dataclasses.replace(step.single_process, rows=rows))
+        return run.reserve.around(rank_memory(config, trace, step).peak)
 
     counts = parameters_by_part(config, step.measured)
     tokens = run.global_batch_size * step.context_length
     flops = step_flops(config, tokens=tokens, context_length=step.context_length, measured=step.measured)
-    traced = step_memory(config, step.unshared)
-    shared = shared_memory(config, traced, step)
+    traced = step_memory(config, step.single_process)
+    of_rank = rank_memory(config, traced, step)
     report: dict[str, Any] = {
         "settings": _settings(run, step),
         "notes": [*run.notes, *([EXTRAPOLATED] if traced.is_extrapolated else [])],
         "parameters": {**counts, "all": sum(counts.values())},
         "parameter_terms": parameter_terms(config, step.measured),
-        "memory": _memory(traced, shared) | {"needed": run.reserve.around(shared.peak), "reserve": str(run.reserve)},
+        "memory": _memory(traced, of_rank) | {"needed": run.reserve.around(of_rank.peak), "reserve": str(run.reserve)},
         "flops": {
             "tokens": tokens,
             "forward": flops.forward,
@@ -162,18 +163,18 @@ def _settings(run: RunConfig, step: StepSettings) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "gradient_views"}
 
 
-def _memory(memory: StepMemory, shared: SharedMemory) -> dict[str, Any]:
+def _memory(memory: StepMemory, of_rank: RankMemory) -> dict[str, Any]:
     working = sum(size for (kind, _), size in memory.at_peak.items() if kind in ("activations", "temporary"))
-    held = {("optimizer_state", ""): shared.optimizer_state, ("ddp_buckets", ""): shared.buckets}
+    held = {("optimizer_state", ""): of_rank.optimizer_state, ("ddp_buckets", ""): of_rank.buckets}
     at_peak = sorted({**memory.at_peak, **held}.items(), key=lambda item: -item[1])
     return {
-        **{name: getattr(shared, name.removeprefix("ddp_")) for name in HELD},
+        **{name: getattr(of_rank, name.removeprefix("ddp_")) for name in MODEL_STATES},
         "saved": memory.saved,
         "at_peak": [{"category": category, "part": part, "bytes": size} for (category, part), size in at_peak if size],
         "activations_and_temporaries_at_peak": working,
         "gradients_at_peak": sum(size for (category, _), size in memory.at_peak.items() if category == "gradients"),
-        "peak": shared.peak,
-        "peak_point": shared.peak_point,
+        "peak": of_rank.peak,
+        "peak_point": of_rank.peak_point,
     }
 
 

@@ -14,13 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_llm.accounting.memory_trace import NeedsValues
 from lightning_llm.accounting.parts import IN_LAYERS, LayerGroup, layer_groups, parts_to_measure
-from lightning_llm.accounting.settings import Affine, Measured, MeasuredPart, weight_dtype
-from lightning_llm.accounting.tracing import in_dtype, in_trace
+from lightning_llm.accounting.step_settings import Affine, Measured, MeasuredPart, weight_dtype
+from lightning_llm.accounting.tracing import in_dtype, trace_mode
 from lightning_llm.measure.meter import MemoryMeter
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.context import Context, CrossLayerState
 from lightning_llm.model.position import Position
 from lightning_llm.ops.dispatch import matmul_dtype
 
@@ -52,7 +52,7 @@ def measure_parts(config: ModelConfig, precision: str, context_length: int) -> M
 def _measured(kind: str, alike: LayerGroup, precision: str, dtype: torch.dtype, context_length: int) -> MeasuredPart:
     seq = max(2, min(context_length, LONGEST_MEASURED)) if kind in IN_CONTEXT else 2 * TINY
     try:
-        with in_trace("cpu", has_all_tiles=True):
+        with trace_mode("cpu", has_all_tiles=True):
             figures = _cases(kind, alike, seq, precision, dtype)
     except NeedsValues:
         figures = _cases(kind, alike, seq, precision, dtype)
@@ -96,7 +96,7 @@ def _cases(kind: str, alike: LayerGroup, seq: int, precision: str, dtype: torch.
         x = torch.randn(rows, length, config.hidden_size).to(of_norm if is_inside else dtype).requires_grad_()
         with torch.autocast("cpu", enabled=precision == "bf16-mixed"):
             positions = torch.arange(length)
-            context = Context(positions, position, Shared(), position.prepare(positions, matmul_dtype(x)))
+            context = Context(positions, position, CrossLayerState(), position.prepare(positions, matmul_dtype(x)))
             if kind in IN_CONTEXT:
                 for each in (first, part):
                     each.prepare(x, context) if hasattr(each, "prepare") else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_llm.accounting.memory_trace import LiveBytes, MemoryTrace, NeedsValues, Table, TracePoint
 from lightning_llm.accounting.parts import unlisted_parts
-from lightning_llm.accounting.settings import StepSettings, item_sizes
+from lightning_llm.accounting.step_settings import StepSettings, item_sizes
 from lightning_llm.io.garbage import no_garbage_collection
 from lightning_llm.io.units import shown_size
 from lightning_llm.model.config import ModelConfig
@@ -50,14 +50,14 @@ def step_memory(config: ModelConfig, settings: StepSettings | None = None, **opt
     Args:
         config: ``vocab_size`` must be known.
         settings: Of the step. What processes share has no influence here.
-        options: Those of :class:`~lightning_llm.accounting.settings.StepSettings`, such as ``rows`` and
+        options: Those of :class:`~lightning_llm.accounting.step_settings.StepSettings`, such as ``rows`` and
             ``context_length``, instead of ``settings`` or in place of some of them.
 
     Raises:
         ValueError: The vocabulary is not known, the precision is unknown, or the context is too long.
     """
     settings = StepSettings(**options) if settings is None else dataclasses.replace(settings, **options)
-    trace = memory_trace(config, settings.unshared)
+    trace = memory_trace(config, settings.single_process)
     itemsize = item_sizes(settings.precision)[0]
     elements = trace.parameters // itemsize
     state = round(settings.state_per_parameter * elements * (settings.state_itemsize or itemsize))
@@ -76,14 +76,14 @@ def step_memory(config: ModelConfig, settings: StepSettings | None = None, **opt
 def memory_trace(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
     """The trace of a step of a model of any depth; arguments and errors as in :func:`step_memory`.
 
-    A step that depends on values is run on one row and on two, and extended to others.
+    A step that depends on values is run on one row and on two, and extrapolated to others.
     """
     item_sizes(settings.precision)  # refuses an unknown one
     depth = config.num_hidden_layers
     if depth <= DEEPER or not has_equal_layers(config):
         return _trace(config, settings)
     shallow, deeper = (_by_ends(_trace(with_depth(config, layers), settings), layers) for layers in (SHALLOW, DEEPER))
-    return _numbered(extended(shallow, deeper, depth - SHALLOW), depth)
+    return _numbered(lerp(shallow, deeper, depth - SHALLOW), depth)
 
 
 def has_equal_layers(config: ModelConfig) -> bool:
@@ -111,7 +111,7 @@ def _trace(config: ModelConfig, settings: StepSettings) -> MemoryTrace:
         return trace_step(config, settings)
     except NeedsValues:
         one, two = (trace_step(config, dataclasses.replace(settings, rows=rows), has_values=True) for rows in (1, 2))
-        return dataclasses.replace(extended(one, two, settings.rows - 1), is_extrapolated=True)
+        return dataclasses.replace(lerp(one, two, settings.rows - 1), is_extrapolated=True)
 
 
 def _by_ends(trace: MemoryTrace, depth: int) -> MemoryTrace:
@@ -133,14 +133,14 @@ def _numbered(trace: MemoryTrace, depth: int) -> MemoryTrace:
     return dataclasses.replace(trace, points=points)
 
 
-def extended(base: MemoryTrace, other: MemoryTrace, times: int, *, of: int = 1) -> MemoryTrace:
-    """The trace with ``times`` / ``of`` of what ``other`` has beyond ``base``."""
+def lerp(start: MemoryTrace, end: MemoryTrace, weight: int, *, of: int = 1) -> MemoryTrace:
+    """Linear interpolation, or extrapolation between traces, as ``torch.lerp``; the weight is ``weight / of``."""
 
-    def number(of_base: int, of_other: int) -> int:
-        return of_base + times * (of_other - of_base) // of
+    def number(of_start: int, of_end: int) -> int:
+        return of_start + weight * (of_end - of_start) // of
 
-    def table(of_base: dict[Any, int], of_other: dict[Any, int]) -> dict[Any, int]:
-        return {key: number(of_base.get(key, 0), of_other.get(key, 0)) for key in dict.fromkeys([*of_base, *of_other])}
+    def table(of_start: dict[Any, int], of_end: dict[Any, int]) -> dict[Any, int]:
+        return {key: number(of_start.get(key, 0), of_end.get(key, 0)) for key in dict.fromkeys([*of_start, *of_end])}
 
     points = {
         point: LiveBytes(
@@ -148,14 +148,14 @@ def extended(base: MemoryTrace, other: MemoryTrace, times: int, *, of: int = 1) 
             number(live.without_gradients, more.without_gradients),
             table(live.table, more.table),
         )
-        for point, live in base.points.items()
-        if (more := other.points.get(point)) is not None
+        for point, live in start.points.items()
+        if (more := end.points.get(point)) is not None
     }
     return dataclasses.replace(
-        other,
-        parameters=number(base.parameters, other.parameters),
-        gradients=number(base.gradients, other.gradients),
-        saved=table(base.saved, other.saved),
+        end,
+        parameters=number(start.parameters, end.parameters),
+        gradients=number(start.gradients, end.gradients),
+        saved=table(start.saved, end.saved),
         points=points,
     )
 

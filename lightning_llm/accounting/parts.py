@@ -7,7 +7,7 @@ needs no entry: it is traced.
 
 import dataclasses
 
-from lightning_llm.accounting.settings import Measured
+from lightning_llm.accounting.step_settings import Measured
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import BUILT_IN, NO_NORMS, Norms, name_of
 

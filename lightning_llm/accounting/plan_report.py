@@ -106,7 +106,7 @@ def _larger_rows(planner: Planner, chosen: StepPlan, memory: int) -> str:
     larger = [rows for rows in planner.rows if rows > chosen.choice.rows]
     if not larger:
         return "; it is all of a step's rows"
-    needed = planner.needed(dataclasses.replace(chosen.choice, rows=larger[0]))
+    needed = planner.plan(dataclasses.replace(chosen.choice, rows=larger[0])).needed  # traced, not interpolated
     fits = "fits, but is not faster" if needed <= memory else f"would need {shown_size(needed)}"
     return f"; with nothing else changed {larger[0]} {fits}"
 

@@ -23,10 +23,10 @@ from typing import Any
 
 from lightning_llm.accounting.counts import parameters_by_part
 from lightning_llm.accounting.hardware import Reserve
-from lightning_llm.accounting.memory import MOST_ROWS, extended, memory_trace, too_little
+from lightning_llm.accounting.memory import MOST_ROWS, lerp, memory_trace, too_little
 from lightning_llm.accounting.memory_trace import MemoryTrace
-from lightning_llm.accounting.settings import StepSettings, item_sizes, rows_per_micro_batch
-from lightning_llm.accounting.sharding import SharedMemory, shared_memory
+from lightning_llm.accounting.sharding import RankMemory, rank_memory
+from lightning_llm.accounting.step_settings import StepSettings, item_sizes, rows_per_micro_batch
 from lightning_llm.accounting.step_time import CostModel, StepTime, step_time
 from lightning_llm.model.config import ModelConfig, Recompute
 from lightning_llm.ops.sizes import CHECKPOINT_LEVELS, planned_loss_chunks
@@ -38,8 +38,8 @@ MOST_CHOICES = 36  # of the rows of a micro-batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """Training to plan, and what may be chosen.
+class SearchSpace:
+    """Training to plan: what is fixed, and what may be chosen.
 
     Attributes:
         config: The model; levels and recomputation in it are ignored.
@@ -89,16 +89,16 @@ class StepPlan:
 
     choice: StepChoice
     accumulation: int
-    memory: SharedMemory
+    memory: RankMemory
     needed: int
     time: StepTime
 
 
 class Planner:
-    """Finds the choices of one task, and remembers what it traced.
+    """Finds the choices of one search space, and remembers what it traced.
 
     Args:
-        task: What is fixed, and what may be chosen.
+        space: What is fixed, and what may be chosen.
         tick: Called after each trace, which planning spends its time on.
 
     Attributes:
@@ -109,24 +109,24 @@ class Planner:
         ValueError: The global batch cannot be divided by the processes, or a part of the model was not measured.
     """
 
-    def __init__(self, task: Task, tick: Callable[[], object] = lambda: None) -> None:
-        share = rows_per_micro_batch(task.global_batch_size, None, task.step.world_size)
-        parameters_by_part(task.config, task.step.measured)  # first of all, reports what was not measured
-        self.task = task
+    def __init__(self, space: SearchSpace, tick: Callable[[], object] = lambda: None) -> None:
+        share = rows_per_micro_batch(space.global_batch_size, None, space.step.world_size)
+        parameters_by_part(space.config, space.step.measured)  # first of all, reports what was not measured
+        self.space = space
         self._tick = tick
         if share > MOST_ROWS:
             raise ValueError(f"global_batch_size has {share} rows for each process, expected at most {MOST_ROWS}")
         self.rows = row_counts(share)
-        self.levels = _levels_of(task.config)
+        self.levels = _levels_of(space.config)
         self.time_of = cache(self._time)
         self._traces: dict[StepChoice, MemoryTrace] = {}  # by ``_key``
-        settings = product(self.levels, self._recomputes(), task.loss_chunks, task.state_dtypes, task.strategies)
+        settings = product(self.levels, self._recomputes(), space.loss_chunks, space.state_dtypes, space.strategies)
         self._settings = [StepChoice(self.rows[-1], *setting) for setting in settings if _is_sensible(*setting[:2])]
         self._settings.sort(key=lambda choice: self.time_of(choice).seconds)
 
     def with_state(self, *dtypes: str | None) -> "Planner":
-        """A planner of the same task with other dtypes of the optimizer's state, which uses the same traces."""
-        planner = Planner(dataclasses.replace(self.task, state_dtypes=dtypes), self._tick)
+        """A planner of the same search space with other dtypes of the optimizer's state, which uses the same traces."""
+        planner = Planner(dataclasses.replace(self.space, state_dtypes=dtypes), self._tick)
         planner._traces = self._traces
         return planner
 
@@ -139,28 +139,28 @@ class Planner:
     def step_of(self, choice: StepChoice) -> StepSettings:
         """The settings of its step."""
         return dataclasses.replace(
-            self.task.step,
+            self.space.step,
             rows=choice.rows,
-            accumulation=self.task.global_batch_size // (self.task.step.world_size * choice.rows),
+            accumulation=self.space.global_batch_size // (self.space.step.world_size * choice.rows),
             loss_chunks=choice.loss_chunks,
             strategy=choice.strategy,
             state_itemsize=STATE_BYTES[choice.state_dtype],
         )
 
-    def memory_of(self, choice: StepChoice) -> SharedMemory:
+    def memory_of(self, choice: StepChoice) -> RankMemory:
         """The memory of its step; between the rows that are traced, interpolated."""
-        return shared_memory(self.task.config, self._trace_of(choice), self.step_of(choice))
+        return rank_memory(self.space.config, self._trace_of(choice), self.step_of(choice))
 
     def _time(self, choice: StepChoice) -> StepTime:
-        return step_time(configured(self.task.config, choice), self.task.cost_model, self.step_of(choice))
+        return step_time(configured(self.space.config, choice), self.space.cost_model, self.step_of(choice))
 
     def needed(self, choice: StepChoice) -> int:
         """Bytes of each device, with what tensors do not get."""
-        return self.task.reserve.around(self.memory_of(choice).peak)
+        return self.space.reserve.around(self.memory_of(choice).peak)
 
     def plan(self, choice: StepChoice) -> StepPlan:
         """The choice with what it takes, its own step traced."""
-        choice = self._decided(choice)
+        choice = self._with_loss_chunks(choice)
         self._traced(choice)
         accumulation = self.step_of(choice).accumulation
         return StepPlan(choice, accumulation, self.memory_of(choice), self.needed(choice), self.time_of(choice))
@@ -177,29 +177,31 @@ class Planner:
         after = bisect.bisect(known, choice.rows)
         low = known[after - 1]
         high = known[after]
-        return extended(self._traced(at[low]), self._traced(at[high]), choice.rows - low, of=high - low)
+        return lerp(self._traced(at[low]), self._traced(at[high]), choice.rows - low, of=high - low)
 
     def _traced(self, choice: StepChoice) -> MemoryTrace:
         key = self._key(choice)
         if key not in self._traces:
-            step = dataclasses.replace(self.step_of(choice).unshared, loss_chunks=key.loss_chunks)
-            self._traces[key] = memory_trace(configured(self.task.config, choice), step)
+            step = dataclasses.replace(self.step_of(choice).single_process, loss_chunks=key.loss_chunks)
+            self._traces[key] = memory_trace(configured(self.space.config, choice), step)
             self._tick()
         return self._traces[key]
 
     def _key(self, choice: StepChoice) -> StepChoice:
         """The choice without what a trace does not depend on."""
-        has_shares = choice.strategy != "ddp" and self.task.step.world_size > 1
-        return dataclasses.replace(self._decided(choice), state_dtype=None, strategy="fsdp2" if has_shares else "ddp")
+        is_sharded = choice.strategy != "ddp" and self.space.step.world_size > 1
+        return dataclasses.replace(
+            self._with_loss_chunks(choice), state_dtype=None, strategy="fsdp2" if is_sharded else "ddp"
+        )
 
-    def _decided(self, choice: StepChoice) -> StepChoice:
+    def _with_loss_chunks(self, choice: StepChoice) -> StepChoice:
         """The choice with the number of chunks of the loss, where that is left to the size of the logits."""
         if choice.loss_chunks is not None:
             return choice
-        step = self.task.step
+        step = self.space.step
         itemsize = item_sizes(step.precision)[1]
         tokens = choice.rows * step.context_length
-        chunks = planned_loss_chunks(tokens, self.task.config.vocab_rows, itemsize, step.device)
+        chunks = planned_loss_chunks(tokens, self.space.config.vocab_rows, itemsize, step.device)
         return dataclasses.replace(choice, loss_chunks=chunks)
 
     # -- searching ----------------------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ class Planner:
     ) -> StepChoice | None:
         """The setting with the most rows that fit, which take the least time."""
         choices = [dataclasses.replace(setting, rows=rows) for rows in self.rows]
-        choices = [choice for choice in choices if allowed(self._decided(choice))]
+        choices = [choice for choice in choices if allowed(self._with_loss_chunks(choice))]
         if choices and choices[-1].rows == self.rows[-1]:  # all rows at once may need less than half of them
             whole = choices.pop()
             if self._whole_may_fit(setting, budget) and self.needed(whole) <= budget:
@@ -274,10 +276,12 @@ class Planner:
     def _whole_may_fit(self, setting: StepChoice, budget: float) -> bool:
         """Whether the whole batch at once, which has no gradients in forward, may fit.
 
-        What it saves grows with its rows, but for a constant: at least half as much as in proportion to the rows.
+        What its layers save grows with its rows, but for a constant: at least half as much as in proportion to the
+        rows. What the loss saves does not: few rows have one chunk of logits, and more rows have chunks of that size.
         """
         few = self._traced(dataclasses.replace(setting, rows=self.rows[0]))
-        return sum(few.saved.values()) * self.rows[-1] / self.rows[0] / 2 < budget
+        saved = sum(size for part, size in few.saved.items() if part != "loss")
+        return saved * self.rows[-1] / self.rows[0] / 2 < budget
 
 
 def _levels_of(config: ModelConfig) -> tuple[int, ...]:

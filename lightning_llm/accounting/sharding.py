@@ -19,15 +19,15 @@ import dataclasses
 
 from lightning_llm.accounting.counts import block_elements, norm_elements, parameters_by_part
 from lightning_llm.accounting.memory_trace import MemoryTrace, TracePoint
-from lightning_llm.accounting.settings import STRATEGIES, Measured, StepSettings, item_sizes
+from lightning_llm.accounting.step_settings import STRATEGIES, Measured, StepSettings, item_sizes
 from lightning_llm.model.config import ModelConfig
 
 GATHERED_BLOCKS = 2  # the one that runs, and the one that is prefetched
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedMemory:
-    """Bytes on one process.
+class RankMemory:
+    """Bytes of a step on one rank.
 
     Attributes:
         parameters: Its share.
@@ -48,12 +48,12 @@ class SharedMemory:
     peak_point: str
 
 
-def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSettings) -> SharedMemory:
+def rank_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSettings) -> RankMemory:
     """The memory of a step on one of several processes.
 
     Args:
         config: The model, with its true number of layers.
-        trace: Of a step, with ``settings.unshared``.
+        trace: Of a step, with ``settings.single_process``.
         settings: Of the run.
 
     Raises:
@@ -74,7 +74,7 @@ def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSetting
         point = max(live, key=live.__getitem__)
         peak = live[point] + state + in_buckets
         buckets = 0 if has_views else in_buckets
-        return SharedMemory(trace.parameters, trace.gradients, state, buckets, 0, peak, point.in_words())
+        return RankMemory(trace.parameters, trace.gradients, state, buckets, 0, peak, point.in_words())
     root = elements_outside_blocks(config, measured)
     untied = dataclasses.replace(config, tie_word_embeddings=False)  # the head counts, tied or not
     head_and_norm = parameters_by_part(untied, measured)["head"] + norm_elements(config, measured)
@@ -101,7 +101,7 @@ def shared_memory(config: ModelConfig, trace: MemoryTrace, settings: StepSetting
 
     point = max(trace.points, key=needed)
     gathered = (root + blocks) * gathered_size
-    return SharedMemory(share, gradients, state, 0, gathered, needed(point), point.in_words())
+    return RankMemory(share, gradients, state, 0, gathered, needed(point), point.in_words())
 
 
 def elements_outside_blocks(config: ModelConfig, measured: Measured) -> int:

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 from lightning_llm.accounting.counts import parameters_by_part, step_flops
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import UNMEASURED, Measured
+from lightning_llm.accounting.step_settings import UNMEASURED, Measured
 from lightning_llm.io.config_file import Section, class_of, merged, value_at
 from lightning_llm.io.units import four_digits
 from lightning_llm.io.untrusted import is_number, shown

@@ -12,8 +12,8 @@ from functools import partial
 from lightning_llm.accounting.counts import Dimensions, parameters_by_part, step_flops
 from lightning_llm.accounting.hardware import GIGA, TERA, Device, matmul_precision
 from lightning_llm.accounting.parts import KNOWN_MLPS, KNOWN_NORMS, layer_groups, norms_of_block, unlisted_parts
-from lightning_llm.accounting.settings import Affine, MeasuredPart, StepSettings, item_sizes
 from lightning_llm.accounting.sharding import elements_outside_blocks
+from lightning_llm.accounting.step_settings import Affine, MeasuredPart, StepSettings, item_sizes
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.parts import name_of
 

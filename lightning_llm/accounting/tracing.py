@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_llm.accounting.memory_trace import LiveBytes, MemoryTrace, NeedsValues, Stage, Table, TracePoint
-from lightning_llm.accounting.settings import StepSettings, weight_dtype
+from lightning_llm.accounting.step_settings import StepSettings, weight_dtype
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.meter import Watched, WithoutCompiler
 from lightning_llm.model.block import BRANCHES
@@ -50,7 +50,7 @@ Made = TypeVar("Made", bound=nn.Module)
 
 
 @contextlib.contextmanager
-def in_trace(device: str, *, has_values: bool = False, has_all_tiles: bool = False) -> Iterator[None]:
+def trace_mode(device: str, *, has_values: bool = False, has_all_tiles: bool = False) -> Iterator[None]:
     """Runs what is inside on tensors without values, with the operators of a device.
 
     Args:
@@ -90,7 +90,7 @@ def trace_step(config: ModelConfig, settings: StepSettings, *, has_values: bool 
         ValueError: The context is too long for the model, or a part cannot be made.
         NeedsValues: The step depends on values.
     """
-    with in_trace(settings.device, has_values=has_values):
+    with trace_mode(settings.device, has_values=has_values):
         model = in_dtype(Transformer(config, seed=0), getattr(torch, weight_dtype(settings.precision)))
         model.tie_weights()
         if settings.accumulation > 1:  # later micro-batches add to the gradients of the first
@@ -116,7 +116,7 @@ def trace_step(config: ModelConfig, settings: StepSettings, *, has_values: bool 
 def layer_shapes(config: ModelConfig) -> list[dict[str, tuple[int, ...]]]:
     """The shapes of the parameters of each layer, by name."""
     try:
-        with in_trace("cpu"):
+        with trace_mode("cpu"):
             layers = Transformer(config, seed=0).layers
     except NeedsValues:
         layers = Transformer(config, seed=0).layers

@@ -39,7 +39,7 @@ def read_checkpoint(
     Args:
         source: A path of a file or of a folder of shards, or an open file.
         map_location: Where tensors go, as in ``torch.load``; default: host memory.
-        mmap: Leave the tensors in the file until they are used; those of a folder become ``sharded.Rows``.
+        mmap: Leave the tensors in the file until they are used; those of a folder become ``sharded.LazyShardedTensor``.
         needs: Required fields, see ``checkpoints.schema``.
 
     Raises:

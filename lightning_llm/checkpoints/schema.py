@@ -107,7 +107,7 @@ CALLBACKS = {
         },
     ),
     "ResumeDiff": open_record({"options": mapping(TEXT, PLAIN)}, {"changes": list_of(TEXT)}),
-    "RunCheckpoints": open_record(BEST_FIELDS, {"turn": COUNT, "validation_batches": maybe(HASH)}),
+    "RunCheckpoints": open_record(BEST_FIELDS, {"start_number": COUNT, "validation_batches": maybe(HASH)}),
     "TrainingLog": open_record({"loss": TENSOR}, {"count": TENSOR}),
 }
 MODEL_CHECKPOINT = open_record(  # Lightning's, which removes files of these names

@@ -33,7 +33,7 @@ Shard = dict[str, dict[str, Any]]
 Agree = Callable[[bool], bool]
 
 
-class Rows:
+class LazyShardedTensor:
     """A tensor in one or several files, of which only the rows that are asked for are read.
 
     Args:
@@ -153,7 +153,7 @@ def read_sharded(path: Path, map_location: Any | None = None, *, mmap: bool = Fa
     Args:
         path: The folder.
         map_location: Where tensors go.
-        mmap: Leave the shards in their files; sharded tensors become :class:`Rows`.
+        mmap: Leave the shards in their files; sharded tensors become :class:`LazyShardedTensor`.
 
     Raises:
         ValueError: A file is missing or damaged; the message names it.
@@ -165,11 +165,11 @@ def read_sharded(path: Path, map_location: Any | None = None, *, mmap: bool = Fa
         validate({_shard(number): shard}, mapping(TEXT, SHARD), f"checkpoint {path}")
     cache: dict[tuple[Any, ...], Tensor] = {}  # a weight that two modules share stays one
 
-    def tensor(mark: dict[str, Any]) -> Rows | Tensor:
+    def tensor(mark: dict[str, Any]) -> LazyShardedTensor | Tensor:
         validate(mark, SHARDED, f"checkpoint {path}: a sharded tensor")
         name = mark[MARK]
         shape = tuple(mark["shape"])
-        rows = Rows(shape, [(its["start"], its["rows"]) for shard in shards if (its := shard.get(name))])
+        rows = LazyShardedTensor(shape, [(its["start"], its["rows"]) for shard in shards if (its := shard.get(name))])
         if not _is_gapless(rows):
             raise ValueError(f"checkpoint {path} lacks rows of {name[:60]}: use an earlier one")
         if mmap:
@@ -196,7 +196,7 @@ def is_intact_folder(path: Path) -> bool:
     return all(map(is_intact_file, files))
 
 
-def _is_gapless(rows: Rows) -> bool:
+def _is_gapless(rows: LazyShardedTensor) -> bool:
     """Whether the pieces are all rows of a tensor, in order, each once."""
     end = 0
     for start, piece in rows.pieces:

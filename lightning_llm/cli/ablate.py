@@ -1,7 +1,8 @@
 """``lightning-llm ablate``: does a change help? Runs of a baseline and its variants in pairs, until a verdict.
 
 ``power`` shows what an experiment would find; ``run`` plans it, freezes the plan, and starts workers on this machine;
-``try`` does that for one idea after another; ``verdict`` reads losses that other programs have written;
+``try`` does that for one idea after another; ``verdict`` reads losses that other programs have written, and ``audit``
+the log of a keep-if-better loop;
 ``work`` is one worker; ``status`` shows an experiment's progress; ``report`` writes its results; ``extend`` adds
 pairs, or a size to a ladder; ``measure`` measures time and memory of each variant.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.command.settings import COMMAND_LINE, KEYS
+from lightning_llm.ablate.command.spec import COMMAND_LINE, KEYS
 from lightning_llm.ablate.command.template import PLACEHOLDERS
 from lightning_llm.ablate.experiment import METRICS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
@@ -26,28 +27,31 @@ from lightning_llm.ablate.matching import matches_in_words
 from lightning_llm.ablate.names import PLAN, STREAM
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, varied
 from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan_tables import show_cost_estimates, show_plan, show_power_analysis
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import progress_in_words
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report.from_experiment import report_of
+from lightning_llm.ablate.report.from_folder import report_in
+from lightning_llm.ablate.report.from_stream import stream_report
+from lightning_llm.ablate.report.report import add_format, show_written
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES
 from lightning_llm.ablate.runner import Runner
-from lightning_llm.ablate.screen import show_outlays, show_outlook, show_plan, show_report, show_table
 from lightning_llm.ablate.slots import Slot
 from lightning_llm.ablate.stream import Stream, finish, write_current
-from lightning_llm.ablate.stream_report import HEAD as HEAD_OF_STREAM
-from lightning_llm.ablate.stream_report import rows_of, summary_of, write_stream_report
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.cli import ablate_run
+from lightning_llm.cli.ablate_audit import add_options as add_audit
+from lightning_llm.cli.ablate_audit import audit_log
 from lightning_llm.cli.ablate_ideas import patch_lines, patch_of
-from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder, write_ladder
+from lightning_llm.cli.ablate_ladder import extend_ladder, run_ladder
 from lightning_llm.cli.ablate_try import add_options, run_idea
 from lightning_llm.cli.ablate_variants import add_command, add_variants, command_in, fit_as_command
 from lightning_llm.cli.ablate_verdict import add_options as add_table
 from lightning_llm.cli.ablate_verdict import reach_verdict
 from lightning_llm.cli.errors import reports
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.tool import OneLineParser, Tool
+from lightning_llm.cli.subcommand import OneLineParser, Subcommand
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
 from lightning_llm.io.trust import add_trust_option
@@ -66,7 +70,7 @@ OF_FIT = ("model", "data", "trainer", "seed_everything", "keep_freed_memory", *S
 
 def _options(parser: OneLineParser) -> None:
     parser.description = "Compare a baseline with variants of it, in pairs of runs with the same seed, until a verdict."
-    names = "run|try|verdict|status|report|extend|power|measure|work"
+    names = "run|try|verdict|audit|status|report|extend|power|measure|work"
     actions = parser.add_subparsers(dest="action", required=True, metavar=names)
 
     def action(name: str, act: Callable[[argparse.Namespace], object], about: str) -> argparse.ArgumentParser:
@@ -106,6 +110,7 @@ def _options(parser: OneLineParser) -> None:
     idea = action("try", run_idea, "compare one idea of a stream with its baseline, and adopt it or not")
     add_options(idea)
     add_table(action("verdict", reach_verdict, "reach a verdict on losses in a file, from any program"))
+    add_audit(action("audit", audit_log, "say what the log of a keep-if-better loop can show, and what it cannot"))
     extend = action("extend", _extend, "add pairs, or a size to a ladder, and train them")
     added = extend.add_mutually_exclusive_group(required=True)
     added.add_argument("--pairs", type=int, metavar="N", help="number of pairs to add")
@@ -114,8 +119,9 @@ def _options(parser: OneLineParser) -> None:
     about = "variants to add pairs to, even if they have a verdict (default: those without one)"
     extend.add_argument("--variants", nargs="+", metavar="NAME", help=about)
     status = action("status", _status, "show the progress of an experiment")
-    about = "print the report, and write report.json and report.html to its folder"
+    about = "print the report, and write report.json, report.html and figures to its folder"
     report = action("report", _report, about)
+    add_format(report)
     about = "end a stream of ideas: its report then has the losses of all pairs, and no further idea can be tried"
     report.add_argument("--final", action="store_true", help=about)
     measure = action("measure", _measure, "measure time and memory of each variant (run nothing else meanwhile)")
@@ -134,7 +140,7 @@ def run_ablate(arguments: Sequence[str]) -> int:
     if problem := _unquoted(arguments):
         return reports.mistake("ablate run", f"{ablate_run.PROG}: error: {problem}")
     own_arguments, of_fit = _split(arguments)
-    return Tool(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own_arguments)
+    return Subcommand(partial(_act, of_fit=of_fit), ablate_run.PROG, _options, when_interrupted=AGAIN)(own_arguments)
 
 
 def _unquoted(arguments: Sequence[str]) -> str:
@@ -181,7 +187,7 @@ def _act(options: argparse.Namespace, of_fit: Sequence[str]) -> object:
     if getattr(options, "workers", None) is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     options.of_fit = of_fit
-    with interrupts.taken("ablate"):
+    with interrupts.handling("ablate"):
         try:
             return options.act(options)
         except ValueError as error:
@@ -240,7 +246,7 @@ def _draft(experiment: Experiment, options: argparse.Namespace) -> "Draft":
         source = options.experiment and Path(options.experiment)
         draft = ablate_run.draft_of(experiment, options.of_fit, source=source)
         if options.dry_run:
-            show_outlays({experiment.name: draft.outlay(options.workers)}, Console())
+            show_cost_estimates({experiment.name: draft.cost_estimate(options.workers)}, Console())
         return draft
     from lightning_llm.ablate.command import planning
 
@@ -249,7 +255,7 @@ def _draft(experiment: Experiment, options: argparse.Namespace) -> "Draft":
     if options.dry_run:
         print(f"At most {experiment.most_runs()} runs of {experiment.command.text}")
     found = planning.draft_of(experiment)
-    ablate_run.say(found.notes)
+    ablate_run.print_notes(found.notes)
     return found
 
 
@@ -296,7 +302,7 @@ def _trust_command(content: Mapping[str, Any], options: argparse.Namespace) -> N
                 advice = "read it, and add --trust-code to run it"
                 whole = printable(repr(content[key]))  # a shortened one could hide what it runs
                 raise ValueError(f"{options.experiment} names a {key}, {whole}: {advice}")
-            ablate_run.say([f"{options.experiment}: {key}: {printable(str(content[key]))}"])
+            ablate_run.print_notes([f"{options.experiment}: {key}: {printable(str(content[key]))}"])
 
 
 def _overriding(options: argparse.Namespace) -> dict[str, Any]:
@@ -314,7 +320,7 @@ def _extend(options: argparse.Namespace) -> None:
         return
     loaded = load_experiment(options.folder)
     extension, look = extension_of(loaded, options.pairs, options.variants)
-    ablate_run.say([f"adding pairs up to the look at {look}"])
+    ablate_run.print_notes([f"adding pairs up to the look at {look}"])
     loaded.plan.extend(extension)
     ablate_run.run_experiment(loaded.plan, options.workers, options.slurm)
 
@@ -328,7 +334,7 @@ def _power(options: argparse.Namespace) -> None:
         experiment = Plan.read(options.earlier).experiment
         experiment = experiment if options.pairs is None else experiment.cut(options.pairs)
     spread = Spread(options.spread) if options.earlier is None else spread_in(options.earlier, experiment.metric)
-    show_outlook(experiment, spread, Console())
+    show_power_analysis(experiment, spread, Console())
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -338,18 +344,18 @@ def _status(options: argparse.Namespace) -> None:
         return
     if (options.folder / STREAM).exists():
         stream = Stream.read(options.folder)
-        _show_stream(stream)
+        stream_report(stream).show()
         for verdict in stream.verdicts[-1:]:
-            Console().say(*patch_lines(stream, patch_of(stream, verdict), verdict))
+            Console().print_lines(*patch_lines(stream, patch_of(stream, verdict), verdict))
         return
     loaded = load_experiment(options.folder)
     console = Console()
     needed = loaded.state.needed
-    taken = len(claims.taken(loaded.plan.out, map(str, needed)))
+    taken = len(claims.claimed(loaded.plan.out, map(str, needed)))
     runs = f"{len(loaded.results)} runs have ended, {taken} train, {len(needed) - taken} wait"
     progress = f"; {progress_in_words(loaded.plan, loaded.state, None)}" if needed else ""
-    console.say(f"{options.folder}: {runs}{progress}")
-    show_report(report_of(loaded), console)
+    console.print_lines(f"{options.folder}: {runs}{progress}")
+    report_of(loaded, with_curves=False).show(console)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -358,19 +364,9 @@ def _report(options: argparse.Namespace) -> None:
         if options.final:
             finish(stream)
         write_current(stream)
-        _show_stream(stream)
-        print(f"Written: {write_stream_report(stream)}")
-        return
-    if options.final:
+    elif options.final:
         raise ValueError(f"--final ends a stream of ideas, and {options.folder} is none: leave it out")
-    if (options.folder / LADDER).exists():
-        write_ladder(options.folder)
-    else:
-        ablate_run.write(Plan.read(options.folder))
-
-
-def _show_stream(stream: Stream) -> None:
-    show_table([row[: len(HEAD_OF_STREAM)] for row in rows_of(stream)], HEAD_OF_STREAM, summary_of(stream), Console())
+    show_written(report_in(options.folder), options.format)
 
 
 def _work(options: argparse.Namespace) -> None:
@@ -386,4 +382,4 @@ def _measure(options: argparse.Namespace) -> None:
     measure(options.folder)
 
 
-run_ablate.parser = Tool(lambda options: None, ablate_run.PROG, _options).parser  # type: ignore[attr-defined]
+run_ablate.parser = Subcommand(lambda options: None, ablate_run.PROG, _options).parser  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from lightning_llm.training.environment import environment_of
 
 
 def draft_of(
-    experiment: Experiment, arguments: Sequence[str], source: Path | None, say: Callable[[Iterable[str]], object]
+    experiment: Experiment, arguments: Sequence[str], source: Path | None, log: Callable[[Iterable[str]], object]
 ) -> FitDraft:
     """An experiment whose variants were read and compared.
 
@@ -33,7 +33,7 @@ def draft_of(
         experiment: What the user asks for.
         arguments: Further options of ``fit``.
         source: The file that names its options; ``None``: the command line does.
-        say: Called with lines about what is imported, before it is, and about what variants keep of the baseline.
+        log: Called with lines about what is imported, before it is, and about what variants keep of the baseline.
 
     Raises:
         ValueError: As ``read_variants``.
@@ -42,9 +42,9 @@ def draft_of(
     lines = [] if source is None else trust_printed(source, [experiment.options, experiment.variants])
     lines.append(f"checking the baseline and {', '.join(experiment.variants)}")
     lines += trust_baseline(experiment.baseline)
-    say(lines)
+    log(lines)
     draft = read_variants(experiment, arguments, read_variant)
-    say(draft.notes)
+    log(draft.notes)
     return draft
 
 
@@ -70,8 +70,8 @@ def measure(folder: Path) -> None:
     plan = Plan.read(folder.resolve())
     os.chdir(plan.record.start_folder)  # the paths of the text are relative to it
     names = [BASELINE, *plan.experiment.variants]
-    say = partial(print, flush=True)
-    write_record(plan.out / COST, cost.measure(plan.hash, names, lambda name: _planned(plan, name), say))
+    log = partial(print, flush=True)
+    write_record(plan.out / COST, cost.measure(plan.hash, names, lambda name: _planned(plan, name), log))
 
 
 def _planned(plan: Plan, name: str) -> Variant:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from lightning_llm.ablate.command.program import OPTIONS, TREE
-from lightning_llm.ablate.command.settings import COMMAND_LINE, STORE, Command, Tree
+from lightning_llm.ablate.command.spec import COMMAND_LINE, STORE, Command, Tree
 from lightning_llm.ablate.experiment import Experiment, experiment_of
 from lightning_llm.ablate.matching import Flops, Tokens
 from lightning_llm.ablate.names import BASELINE
@@ -153,17 +153,17 @@ class FitIdeas(Ideas):
         asked = self.asked()
         from lightning_llm.cli import ablate_fit
 
-        ablate_run.say(ablate_fit.trust_baseline(options.baseline))
+        ablate_run.print_notes(ablate_fit.trust_baseline(options.baseline))
         base = ablate_fit.read_variant(BASELINE, options.baseline, options.of_fit)
         record = StreamRecord(asked=asked, environment=ablate_fit.environment(base), **fields)
         with tempfile.TemporaryDirectory() as folder:
             begin(Path(folder), record, base.options)
             stream = Stream.read(Path(folder))
             experiment = self.experiment(stream)
-            ablate_run.say([f"checking the baseline and {', '.join(experiment.variants)}"])
+            ablate_run.print_notes([f"checking the baseline and {', '.join(experiment.variants)}"])
             draft = ablate_run.draft_of(experiment, quiet=True)
             self._refuse_changed(stream, draft.baseline)
-        ablate_run.say(draft.notes)
+        ablate_run.print_notes(draft.notes)
         return First(record, base.options, draft)
 
     def experiment(self, stream: Stream) -> Experiment:
@@ -288,7 +288,7 @@ class CommandIdeas(Ideas):
 
         self.refuse_changed(stream)
         draft = planning.draft_of(experiment, stream.out)
-        ablate_run.say(draft.notes)
+        ablate_run.print_notes(draft.notes)
         return dataclasses.replace(draft, is_reused=True)
 
     def refuse_changed(self, stream: Stream) -> None:
@@ -300,7 +300,7 @@ class CommandIdeas(Ideas):
         stream.refuse_changed(planning.environment(command), {})
         if stream.unfinished is not None and command.trees:
             idea = f"{stream.unfinished.name} has no verdict yet, and is continued as it was"
-            ablate_run.say([f"{idea}: edits since then are not looked at; --give-up ends it"])
+            ablate_run.print_notes([f"{idea}: edits since then are not looked at; --give-up ends it"])
 
     def known(self, stream: Stream, experiment: Experiment) -> Verdict | None:
         """The verdict of the same tree on the same baseline, if it has one."""

@@ -21,19 +21,13 @@ from lightning_llm.ablate.ladder import (
     with_further,
     with_tuned,
 )
-from lightning_llm.ablate.ladder_report import (
-    HEAD,
-    lines_of,
-    prediction_for,
-    table_of,
-    tuned_factors,
-    write_ladder_report,
-)
 from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import Plan
+from lightning_llm.ablate.plan_tables import show_cost_estimates
+from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for, tuned_factors
+from lightning_llm.ablate.report.report import show_written
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import REUSES
-from lightning_llm.ablate.screen import show_outlays, show_table
 from lightning_llm.cli import ablate_run
 from lightning_llm.io.console import Console
 from lightning_llm.io.shell import shell_path
@@ -59,7 +53,7 @@ def run_ladder(ladder: Experiment, options: argparse.Namespace) -> None:
         computes = {size: draft.compute for size, draft in drafts.items()}
         check_reach(ladder, computes)
         if options.dry_run:
-            show_outlays({size: drafts[size].outlay(options.workers) for size in ladder.sizes}, Console())
+            show_cost_estimates({size: drafts[size].cost_estimate(options.workers) for size in ladder.sizes}, Console())
             return
         freeze_ladder(ladder, computes)
     groups = [ladder.sizes] if ladder.tune is None else [ladder.sizes[:1], ladder.sizes[1:]]
@@ -68,7 +62,7 @@ def run_ladder(ladder: Experiment, options: argparse.Namespace) -> None:
             ablate_run.run_experiment(plan, options.workers, options.slurm)
         smallest = folder_of_size(ladder, ladder.sizes[0])
         if sizes is not groups[-1] and load_experiment(smallest).state.needed:
-            ablate_run.say([f"run this again when {smallest} has ended: its tuning comes first"])
+            ablate_run.print_notes([f"run this again when {smallest} has ended: its tuning comes first"])
             return
     if options.slurm is None:
         write_ladder(out)
@@ -100,9 +94,7 @@ def _draft_of(ladder: Experiment, size: str, options: argparse.Namespace) -> "Fi
 
 def write_ladder(out: Path) -> None:
     """Write the report of a ladder, and print it."""
-    report, page = write_ladder_report(*read_ladder(out))
-    show_table([row for row, _ in table_of(report)], HEAD, lines_of(report), Console())
-    print(f"Written: {page}")
+    show_written(ladder_report(*read_ladder(out)))
 
 
 def extend_ladder(options: argparse.Namespace) -> None:
@@ -115,7 +107,7 @@ def extend_ladder(options: argparse.Namespace) -> None:
         computes[size] = _draft_of(ladder, size, options).compute
         check_reach(ladder, computes)
         prediction = store_prediction(ladder, prediction_for(ladder, computes))
-        ablate_run.say([f"stored the prediction for {size}: {options.folder / PREDICTIONS / size}.json"])
+        ablate_run.print_notes([f"stored the prediction for {size}: {options.folder / PREDICTIONS / size}.json"])
     plan = _plan_of(ladder, size, options, prediction=prediction.hash)
     ablate_run.run_experiment(plan, options.workers, options.slurm)
     if options.slurm is None:

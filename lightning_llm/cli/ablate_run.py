@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.page import write_report
 from lightning_llm.ablate.plan import LOGS, Plan
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.progress import Display
-from lightning_llm.ablate.report import reused_of
+from lightning_llm.ablate.report.from_experiment import report_of, reused_runs
+from lightning_llm.ablate.report.report import show_written
 from lightning_llm.ablate.results import COST, load
 from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.run_process import last_line
 from lightning_llm.ablate.runner import RUNNER, Results, Runner
-from lightning_llm.ablate.screen import show_report
 from lightning_llm.ablate.slots import Slot, slots_for
 from lightning_llm.ablate.slurm import submit
 from lightning_llm.ablate.words import left_lines, parameter_lines, start_in_words
@@ -51,10 +50,10 @@ def draft_of(
         config_path(file)
     from lightning_llm.cli import ablate_fit
 
-    return ablate_fit.draft_of(experiment, arguments, source, (lambda lines: None) if quiet else say)
+    return ablate_fit.draft_of(experiment, arguments, source, (lambda lines: None) if quiet else print_notes)
 
 
-def say(lines: Iterable[str]) -> None:
+def print_notes(lines: Iterable[str]) -> None:
     """Print lines about what happens."""
     for line in lines:
         print(f"{PROG}: {line}", file=sys.stderr)
@@ -65,21 +64,21 @@ def run_experiment(plan: Plan, workers: int | None, slurm: Sequence[str] | None 
     console = Console(stderr=True)
     link_needed(plan)
     loaded = load(plan)
-    console.say(*left_lines(reused_of(loaded)["runs"], len(loaded.results), len(loaded.state.needed)))
+    console.print_lines(*left_lines(reused_runs(loaded), len(loaded.results), len(loaded.state.needed)))
     parameters = "\n".join(parameter_lines(plan)) if plan.experiment.command is None else ""
     if slurm is not None:
-        console.say(parameters)
+        console.print_lines(parameters)
         needed = len(loaded.state.needed)
         jobs = submit(plan, min(needed, workers or needed), slurm) if needed else []
         console.print(f"{plan.out}: submitted {', '.join(jobs) or 'nothing: no run is needed'}", highlight=False)
         return
     slots = slots_for(plan, workers)
     if loaded.state.needed:
-        console.say(start_in_words(plan, loaded.state.looks, len(slots), len(loaded.results)))
-        console.say(parameters)
+        console.print_lines(start_in_words(plan, loaded.state.looks, len(slots), len(loaded.results)))
+        console.print_lines(parameters)
         train(plan, slots)
     if not (plan.out / COST).exists() and (problem := _measure(plan, console)):
-        console.say(f"time and memory were not measured: {problem}")
+        console.print_lines(f"time and memory were not measured: {problem}")
     write(plan)
     program_of(plan).tidy()
 
@@ -90,7 +89,7 @@ def _measure(plan: Plan, console: Console) -> str:
     process = program_of(plan).start_measuring(log)
     if process is None:
         return ""
-    console.say(f"measuring time and memory of a step, one variant after another: {log} says how far it is")
+    console.print_lines(f"measuring time and memory of a step, one variant after another: {log} says how far it is")
     try:
         return last_line(log) if process.wait() else ""
     finally:
@@ -109,7 +108,4 @@ def train(plan: Plan, slots: Sequence[Slot], until: Callable[[Results], bool] | 
 
 def write(plan: Plan) -> None:
     """Write the report of an experiment, and print it."""
-    report, page = write_report(load(plan))
-    console = Console()
-    show_report(report, console)
-    console.say(f"Written: {page}")
+    show_written(report_of(load(plan)))

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 from lightning_llm.ablate.command.program import IGNORED
-from lightning_llm.ablate.command.settings import STORE
+from lightning_llm.ablate.command.spec import STORE
 from lightning_llm.ablate.matching import Flops, Tokens, matches_in_words
 from lightning_llm.ablate.names import PLAN, STREAM
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import REPORT, Plan
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.programs import program_of
+from lightning_llm.ablate.report.from_stream import idea_lines, stream_report
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.slots import slots_for
@@ -41,7 +42,6 @@ from lightning_llm.ablate.stream import (
     verdict_of,
     write_current,
 )
-from lightning_llm.ablate.stream_report import lines_of, write_stream_report
 from lightning_llm.cli import ablate_run
 from lightning_llm.cli.ablate_ideas import First, Ideas, ideas_of, patch_lines, patch_of
 from lightning_llm.cli.ablate_variants import add_command, add_variants
@@ -110,7 +110,7 @@ def _try(options: argparse.Namespace, first: First | None, budget_s: float) -> i
     """Carry out the idea of the options in a stream that is there, or begins with it; the exit status."""
     out: Path = options.stream
     if has_waited := bool(is_locked(out)):
-        ablate_run.say([f"waiting for another call on {out}"])
+        ablate_run.print_notes([f"waiting for another call on {out}"])
     lock = RunLock(out, wait_s=math.inf).acquire()
     try:
         if first is not None and not _is_new(out):  # another call has begun it meanwhile
@@ -132,13 +132,13 @@ def _try(options: argparse.Namespace, first: First | None, budget_s: float) -> i
             and not options.again
             and ideas.is_last(stream)
         ):
-            return _say(stream, stream.verdicts[-1], options)
+            return _print_verdict(stream, stream.verdicts[-1], options)
         if stream.run_seconds >= budget_s:
             used = shown_duration(stream.run_seconds)
             raise ValueError(f"--budget {options.budget} is used up: the runs of {out} took {used}; give more")
         plan = _plan(stream, ideas, options, None if first is None else first.draft)
         if isinstance(plan, Verdict):
-            return _say(stream, plan, options)
+            return _print_verdict(stream, plan, options)
         return _run(stream, plan, options, budget_s - stream.run_seconds)
     finally:
         lock.release()
@@ -222,7 +222,9 @@ def _finish_orphan(stream: Stream, ideas: Ideas, options: argparse.Namespace, le
     """
     plan = Plan.read(stream.unfinished or stream.out)
     command = f"{PROG} {shell_path(stream.out)}"
-    ablate_run.say([f"the call that tried {plan.out.name} has ended without a verdict: finishing that idea first"])
+    ablate_run.print_notes(
+        [f"the call that tried {plan.out.name} has ended without a verdict: finishing that idea first"]
+    )
     ideas.refuse_changed(stream)
     try:
         _train(plan, options.workers, left_s)
@@ -233,27 +235,27 @@ def _finish_orphan(stream: Stream, ideas: Ideas, options: argparse.Namespace, le
     if not is_out_of_runs and not is_settled(plan, results):
         raise ValueError(f"--budget {options.budget} is used up: {command} continues {plan.out.name} with more")
     store_verdict(plan, verdict_of(plan, results, stopped=BASELINE_FAILED))
-    ablate_run.say(lines_of(Stream.read(stream.out).verdicts[-1]))
+    ablate_run.print_notes(idea_lines(Stream.read(stream.out).verdicts[-1]))
 
 
 def _end(stream: Stream, plan: Plan, verdict: Verdict, options: argparse.Namespace) -> int:
     store_verdict(plan, verdict)
     program_of(plan).tidy()
-    return _say(Stream.read(stream.out), verdict, options)
+    return _print_verdict(Stream.read(stream.out), verdict, options)
 
 
-def _say(stream: Stream, verdict: Verdict, options: argparse.Namespace) -> int:
+def _print_verdict(stream: Stream, verdict: Verdict, options: argparse.Namespace) -> int:
     """Print a verdict, and write the report; the exit status."""
     patch = patch_of(stream, verdict)
     if options.json:
         print(json_text({**msgspec.to_builtins(verdict), "patch": None if patch is None else str(patch)}), flush=True)
     else:
-        Console().say(*lines_of(verdict), *patch_lines(stream, patch, verdict))
+        Console().print_lines(*idea_lines(verdict), *patch_lines(stream, patch, verdict))
     try:
         write_current(stream)
-        write_stream_report(stream)
+        stream_report(stream).write(stream.out)
     except OSError as error:  # the verdict is stored
-        ablate_run.say([f"{stream.out / REPORT} was not written: {reason_of(error)}"])
+        ablate_run.print_notes([f"{stream.out / REPORT} was not written: {reason_of(error)}"])
     return 0 if verdict.is_adopted else NOT_ADOPTED
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.ablate.command.settings import KEYS
+from lightning_llm.ablate.command.spec import KEYS
 from lightning_llm.training.metrics import LOSSES
 
 

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from lightning_llm.ablate.names import BASELINE
-from lightning_llm.ablate.numbers import verdict_of
+from lightning_llm.ablate.report.from_table import verdict_of
+from lightning_llm.ablate.report.report import add_format, print_reports
 from lightning_llm.ablate.table import read_table
-from lightning_llm.io.atomic import json_text
 from lightning_llm.io.console import Console
 
 
@@ -24,15 +24,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alpha", type=float, default=0.05, metavar="NUMBER", help=about)
     about = "compare without pairs (Welch's t test); only if it was planned before any loss was seen"
     parser.add_argument("--unpaired", action="store_true", help=about)
-    parser.add_argument("--json", action="store_true", help="print all numbers as one JSON object")
+    add_format(parser)
 
 
 def reach_verdict(options: argparse.Namespace) -> None:
     """Print the verdicts on the variants in a file."""
     losses = read_table(options.file).losses(options.metric)
     settings = {name: getattr(options, name) for name in ("baseline", "delta", "alpha", "unpaired")}
-    found = verdict_of(losses, **settings)
-    if options.json:
-        print(json_text(found.to_dict()))
-    else:
-        found.show(Console())
+    print_reports([verdict_of(losses, **settings)], options.format, Console())

@@ -37,7 +37,7 @@ COMMANDS = {
     "tokenizer": Command("data", GENERATION, "train a tokenizer on text"),
     "data": Command("data", "docs/data.md", "inspect or verify a token store"),
     "generate": Command("inference", GENERATION, "continue a prompt with a trained model"),
-    "evaluate": Command("inference", GENERATION, f"measure {SCORES} on texts"),
+    "evaluate": Command("evaluate", GENERATION, f"measure {SCORES} of models on texts, and compare them"),
     "export": Command("convert", "docs/interop.md", "write a trained model as a folder that transformers loads"),
     "import": Command("convert", "docs/interop.md", "turn a Hugging Face model into a checkpoint"),
     "consolidate": Command("convert", "docs/distributed.md", "merge the shards of a checkpoint into one file"),

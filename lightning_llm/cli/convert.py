@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_llm.cli.tool import OneLineParser, size_option, tool
+from lightning_llm.cli.subcommand import OneLineParser, size_option, subcommand
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.shell import shell_option, shell_path
@@ -44,7 +44,7 @@ def _size(words: str) -> int:
     return size
 
 
-@tool(_export_options)
+@subcommand(_export_options)
 def run_export(options: argparse.Namespace) -> None:
     """Write a trained model as a folder that transformers loads."""
     checkpoint = find_checkpoint(options.checkpoint, RUNS)
@@ -68,7 +68,7 @@ def _import_options(parser: OneLineParser) -> None:
     add("--out", type=Path, required=True, metavar="CKPT", help="file to write; a config is written next to it")
 
 
-@tool(_import_options)
+@subcommand(_import_options)
 def run_import(options: argparse.Namespace) -> None:
     """Turn a Hugging Face model into a checkpoint."""
     out: Path = options.out
@@ -138,7 +138,7 @@ def _consolidate_options(parser: OneLineParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; must not exist")
 
 
-@tool(_consolidate_options)
+@subcommand(_consolidate_options)
 def run_consolidate(options: argparse.Namespace) -> None:
     """Merge the shards of a checkpoint into one file."""
     out: Path = options.out

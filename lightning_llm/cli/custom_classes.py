@@ -123,7 +123,7 @@ def check_architecture(architecture: object) -> None:
 
 
 @contextmanager
-def blaming(*classes: type) -> Iterator[None]:
+def constructor_error_context(*classes: type) -> Iterator[None]:
     """An error in the constructor of one of these classes becomes a ``ValueError`` that names the class."""
     try:
         yield
@@ -136,7 +136,7 @@ def blaming(*classes: type) -> Iterator[None]:
 
 
 @contextmanager
-def blaming_options() -> Iterator[None]:
+def option_error_context() -> Iterator[None]:
     """An error in a constructor that the parser calls for an option begins with the option and the class.
 
     The parser's own message has all types that the option could have had, and the value several times.
@@ -158,7 +158,7 @@ def blaming_options() -> Iterator[None]:
 
 
 @contextmanager
-def blaming_callbacks() -> Iterator[None]:
+def callback_error_context() -> Iterator[None]:
     """An error in a hook of a callback from outside this package becomes a ``ValueError`` that names both."""
     try:
         yield

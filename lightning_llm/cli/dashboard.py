@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.io.untrusted import check_regular
 from lightning_llm.runs.event_files import EVENT_FILES, event_files
 from lightning_llm.runs.find import find_runs
@@ -38,16 +38,16 @@ def _options(parser: OneLineParser) -> None:
     parser.add_argument("--port", type=int, default=6006, help="port on 127.0.0.1; 0: any free one (default: 6006)")
 
 
-@tool(_options)
+@subcommand(_options)
 def run_dashboard(options: argparse.Namespace) -> None:
     """Show runs in TensorBoard, on this machine only, until Ctrl-C."""
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
     check_port(options.port)
-    say = partial(print, "lightning-llm dashboard:", file=sys.stderr)
+    log = partial(print, "lightning-llm dashboard:", file=sys.stderr)
     message = "no TensorBoard events in it (was another logger set?)"
-    runs = find_runs(options.runs, EVENT_FILES, message, say, with_experiments=True)
-    with interrupts.taken("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
+    runs = find_runs(options.runs, EVENT_FILES, message, log, with_experiments=True)
+    with interrupts.handling("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
             names = {Path(folder, name): run.path for run, name in zip(runs, run_names(runs), strict=True)}
             for links, path in names.items():
@@ -55,7 +55,7 @@ def run_dashboard(options: argparse.Namespace) -> None:
                 print(f"{links.relative_to(folder)}  {path}")
             _serve(Path(folder), options.port, names)
         except KeyboardInterrupt:
-            interrupts.hold_off()  # a second signal must not disturb the cleanup
+            interrupts.ignore_signals()  # a second signal must not disturb the cleanup
             print()
 
 

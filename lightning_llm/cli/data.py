@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.data.corpora import STDIN, open_corpus
 from lightning_llm.data.find_store import default_store
 from lightning_llm.data.prepare import DEFAULT_VOCAB_SIZE, bytes_and_tokens, prepare_store, train_tokenizer
@@ -44,7 +44,7 @@ def _prepare_options(parser: OneLineParser) -> None:
     add("--merge", metavar="DIR", help="combine the shards in DIR into a store; takes no other option")
 
 
-@tool(_prepare_options, when_interrupted="; run the same command again to resume")
+@subcommand(_prepare_options, when_interrupted="; run the same command again to resume")
 def run_prepare(options: argparse.Namespace) -> None:
     """Turn text into a token store for training."""
     if options.merge:
@@ -108,7 +108,7 @@ def _tokenizer_options(parser: OneLineParser) -> None:
     add("--out", type=Path, default="tokenizer.json", metavar="FILE", help="file to write (default: tokenizer.json)")
 
 
-@tool(_tokenizer_options, when_interrupted="; nothing was written")
+@subcommand(_tokenizer_options, when_interrupted="; nothing was written")
 def run_tokenizer(options: argparse.Namespace) -> None:
     """Train a tokenizer on text."""
     if options.kind != "bpe" and (options.vocab_size is not None or options.special_token):
@@ -149,7 +149,7 @@ def _data_options(parser: OneLineParser) -> None:
     add("--tokens", type=int, default=64, metavar="N", help="tokens to show (default: 64)")
 
 
-@tool(_data_options)
+@subcommand(_data_options)
 def run_data(options: argparse.Namespace) -> None:
     """Inspect or verify a token store."""
     if (options.raw_dtype is None) != (options.vocab_size is None):

@@ -9,9 +9,9 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from lightning_llm.accounting.estimate import HELD, estimate
-from lightning_llm.accounting.settings import STRATEGIES
-from lightning_llm.cli.tool import OneLineParser, size_option, tool
+from lightning_llm.accounting.estimate import MODEL_STATES, estimate
+from lightning_llm.accounting.step_settings import STRATEGIES
+from lightning_llm.cli.subcommand import OneLineParser, size_option, subcommand
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.units import shown_duration, shown_mib, shown_size
@@ -23,7 +23,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     configs = "a config for fit, or the config.yaml of a run; repeatable"
     add("--config", "-c", required=True, action="append", metavar="FILE", help=configs)
-    add("--device", metavar="NAME", help="a known GPU, or a part of its name, such as h100 (default: a CPU)")
+    add("--gpu", metavar="NAME", help="the GPU to compute for: its name or a part of it, such as h100 (default: a CPU)")
     add("--world-size", type=int, metavar="N", help="processes (default: the config's, or 1)")
     add("--strategy", choices=STRATEGIES, help="how processes share the model (default: the config's)")
     add("--gradient-views", action="store_true", help="gradients are views of DDP's buckets, without a copy")
@@ -53,7 +53,7 @@ def _options(parser: OneLineParser) -> None:
     add("--explain", action="store_true", help="print the parameters term by term, and what is live at the peak")
 
 
-@tool(_options)
+@subcommand(_options)
 def run_estimate(options: argparse.Namespace) -> None:
     """Estimate parameters, memory, FLOPs, and time of a run from its config."""
     run = read_run(RunOptions.of(options))
@@ -84,7 +84,7 @@ def text(report: dict[str, Any], *, explain: bool) -> str:
     if explain:
         for part, terms in report["parameter_terms"].items():
             lines += [_line(f"{part}: {formula}", f"{count:,}") for formula, count in terms.items()]
-    sizes = {name.replace("_", " "): memory[name] for name in HELD if memory[name] or name != "gathered"}
+    sizes = {name.replace("_", " "): memory[name] for name in MODEL_STATES if memory[name] or name != "gathered"}
     sizes |= {f"saved, {part}": size for part, size in memory["saved"].items()}
     for what in ("gradients", "activations_and_temporaries"):
         sizes[f"{what.replace('_', ' ')} at the peak"] = memory[f"{what}_at_peak"]
@@ -136,7 +136,7 @@ def in_words(report: dict[str, Any]) -> str:
     each = " on each device" if report["settings"]["world_size"] > 1 else ""
     line = f"The model has {parameters:,} parameters, and training it needs {memory} of memory{each}"
     if (time := report.get("time")) is None:
-        return f"{line}. Give --device to estimate the time."
+        return f"{line}. Give --gpu to estimate the time."
     seconds = time["seconds_per_step"]
     assumed = "an assumed " if time["utilization_is_assumed"] else ""
     share = f"{assumed}{100 * time['utilization']:.3g} % of the peak of {time['device']}"

@@ -1,39 +1,26 @@
-"""``lightning-llm generate`` and ``evaluate``: what a trained model writes, and how likely it finds texts.
-
-``generate`` prints a continuation as it is generated. ``evaluate`` scores texts with a strided window.
-"""
+"""``lightning-llm generate``: print a continuation of a prompt as a trained model generates it."""
 
 import argparse
-import dataclasses
-import math
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.cli.errors import one_line
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.stdio import print_data
-from lightning_llm.cli.tool import OneLineParser, tool
-from lightning_llm.data.corpora import open_corpus
-from lightning_llm.data.formats import Document
-from lightning_llm.data.prepare import encode_document
+from lightning_llm.cli.standard_streams import print_data
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.data.tokenizers import Tokenizer
-from lightning_llm.io.atomic import write_json
-from lightning_llm.io.progress import progress_bar
 from lightning_llm.io.trust import add_trust_option
 from lightning_llm.io.untrusted import prefixed, read_text
 from lightning_llm.runs.find import RUNS, named_checkpoint, open_model
 
 if TYPE_CHECKING:
-    from lightning_llm.generation import Sampling, Score
+    from lightning_llm.generation import Sampling
     from lightning_llm.model.transformer import Transformer
 
 STDIN = "-"
 LONGEST_PROMPT = 4 << 20  # ten times the longest contexts; the model could not read the rest
 INPUTS = ("prompt", "prompt_file", "stdin", "interactive")
 MODELS = "a checkpoint, a run directory (its best checkpoint, else its newest), or an exported folder"
-MEASURES = ("loss", "perplexity", "bits_per_byte", "recall_loss", "other_loss")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 # Imports inside the functions come after the options are parsed: a typo is reported without waiting for torch.
@@ -64,7 +51,7 @@ def _generate_options(parser: OneLineParser) -> None:
     add("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
 
 
-@tool(_generate_options, RuntimeError)
+@subcommand(_generate_options, RuntimeError)
 def run_generate(options: argparse.Namespace) -> None:
     """Continue a prompt with a trained model."""
     if options.num_samples < 1:
@@ -133,93 +120,3 @@ def _write(
     print()
     for number, text in enumerate(texts[1:], start=2):
         print(f"--- {number} ---\n{prompt}{text}")
-
-
-def _evaluate_options(parser: OneLineParser) -> None:
-    add_model_options(parser)
-    add = parser.add_argument
-    add("--data", nargs="+", required=True, metavar="FILE", help="any input of `prepare`: files, folders, …")
-    add("--text-key", metavar="NAME", help="key of the text in .jsonl and .parquet (default: text)")
-    add("--stride", type=int, metavar="N", help="tokens by which the window moves (default: half the context)")
-    add("--per-document", action="store_true", help="also print one line per document")
-    add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
-
-
-@tool(_evaluate_options, RuntimeError)
-def run_evaluate(options: argparse.Namespace) -> None:
-    """Measure loss, perplexity, and bits per byte of a model on texts."""
-    corpus = open_corpus(options.data, text_key=options.text_key)
-    named_checkpoint(options.checkpoint, RUNS)
-    from lightning_llm.generation import Score
-
-    model, tokenizer = open_model(options.checkpoint, options.device, trust_code=options.trust_code)
-    total = Score()
-    rows = []
-    with progress_bar(corpus.size, True) as phase:
-        for document in corpus.documents(phase("evaluating")):
-            scored = _score(model, tokenizer, document, options.stride)
-            total += scored
-            if options.per_document:
-                rows.append({"document": document.name, **_numbers(scored)})
-    if not total.tokens:
-        raise ValueError(f"{', '.join(options.data)}: too few tokens: each token is predicted from those before it")
-    if before := tokenizer.boundaries.before:
-        print(f"each text begins with {tokenizer.token(before[-1])!r} ({before[-1]}), as in training", file=sys.stderr)
-    for row in rows:
-        print(f"{row['document']}: {_line(row)}")
-    print(_line(_numbers(total)))
-    if options.json is not None:
-        context = model.config.max_position_embeddings
-        stride = max(1, context // 2) if options.stride is None else options.stride
-        documents = {"documents": rows} if options.per_document else {}
-        write_json(options.json, {"context": context, "stride": stride, **_numbers(total), **documents})
-
-
-def _score(model: "Transformer", tokenizer: Tokenizer, document: Document, stride: int | None) -> "Score":
-    """The document as in training: with the tokens that the tokenizer puts around a text.
-
-    The first token is not predicted. Where it is one of the document, its bytes do not count either.
-    """
-    from lightning_llm.generation import score
-
-    size = 0
-
-    def ids() -> Iterator[int]:
-        nonlocal size
-        last: list[int] = []
-        for numbers, text_bytes in encode_document(tokenizer, document):
-            size += text_bytes
-            if not last and numbers:
-                yield from (begin := tokenizer.begin_of(numbers))
-                size -= 0 if begin else _bytes_at_start(document.first, tokenizer.bytes_of(numbers[0]))
-            yield from numbers
-            last = numbers or last
-        after = list(tokenizer.boundaries.after)
-        if last and last[-len(after) :] != after:
-            yield from after
-
-    try:
-        result = score(model, ids(), stride=stride)
-    except IndexError as error:
-        vocabulary = f"the model's vocabulary of {model.config.vocab_size}"
-        raise ValueError(f"the tokenizer has ids beyond {vocabulary}") from error
-    return dataclasses.replace(result, bytes=size)
-
-
-def _bytes_at_start(text: str, token: bytes) -> int:
-    """How many bytes of a text its first token stands for: some tokenizers put a space before the text."""
-    is_added = token.startswith(b" ") and not text.startswith(" ")
-    return len(token) - is_added
-
-
-def _numbers(result: "Score") -> dict[str, Any]:
-    """The results; null where they are not known, NaN or infinite, which JSON cannot express."""
-    named = {name: getattr(result, name) for name in MEASURES}
-    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in named.items()}
-    return {**finite, "tokens": result.tokens, "recall_tokens": result.recall_tokens, "bytes": result.bytes}
-
-
-def _line(numbers: dict[str, Any]) -> str:
-    names = [name for name in MEASURES if numbers[name] is not None]
-    results = [f"{name.replace('_', ' ')} {numbers[name]:,.4f}" for name in names]
-    return ", ".join([*results, f"{numbers['tokens']:,} tokens, {numbers['bytes']:,} bytes"])

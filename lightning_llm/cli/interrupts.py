@@ -49,10 +49,10 @@ class Interrupts:
         self._process = os.getpid()
         self._take([signal.SIGINT])
         sys.unraisablehook = self._swallowed
-        atexit.register(self.hold_off)  # the last handler of all: Python's own shutdown prints nothing
+        atexit.register(self.ignore_signals)  # the last handler of all: Python's own shutdown prints nothing
 
     @contextmanager
-    def taken(self, command: str) -> Iterator[None]:
+    def handling(self, command: str) -> Iterator[None]:
         """Take all of ``ENDING`` while a command runs; in a process of its own, until the process ends."""
         before, outer, self._taken = self._taken, self.command, {}
         self.command = command
@@ -67,19 +67,19 @@ class Interrupts:
             self._taken = before | self._taken if self.is_own_process else before
             self.command = outer if before else command  # one command may run inside of another
 
-    def hold_off(self) -> None:
+    def ignore_signals(self) -> None:
         """Ignore further signals while the command, or Python, ends."""
         if threading.current_thread() is threading.main_thread():
             for number in self._taken:
                 signal.signal(number, signal.SIG_IGN)
 
-    def settle(self, status: int) -> None:
+    def exit_on_signal(self, status: int) -> None:
         """The result is printed: in a process of its own, a signal now leaves with this status."""
         self._status = status
         for number in self._taken:
             signal.signal(number, self._handle)
 
-    def say(self, number: int, note: str = "") -> int:
+    def print_interruption(self, number: int, note: str = "") -> int:
         """Print the line, if this is the first of all processes; returns the exit status."""
         if is_first_process():
             print(self._line(number, note), file=sys.stderr)

@@ -41,20 +41,20 @@ def may_have_run_before() -> bool:
     return restarts() > 0 or os.environ.get("TORCHELASTIC_RUN_ID", "") not in NAMELESS
 
 
-def checkpoint_of_earlier_attempt(folder: Path, say: Callable[[str], object]) -> Path | None:
+def checkpoint_of_earlier_attempt(folder: Path, log: Callable[[str], object]) -> Path | None:
     """The checkpoint to resume from where SLURM or torchrun starts a job again, whatever had ended it; else none.
 
     Args:
         folder: Where the runs of the job are.
-        say: Called with a line if another checkpoint than the newest is used, or none.
+        log: Called with a line if another checkpoint than the newest is used, or none.
     """
     job = this_job()
     if job is None or not may_have_run_before():
         return None
     if (run := newest_run(folder, job=job)) is not None:
-        return checkpoint_in(run, say, prefer_best=False)
+        return checkpoint_in(run, log, prefer_best=False)
     if restarts():
-        say(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
+        log(f"job {job} was started again; it left no checkpoint in {folder}: starting from scratch")
     return None
 
 

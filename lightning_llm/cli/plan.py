@@ -15,11 +15,11 @@ import yaml
 
 from lightning_llm.accounting.estimate import RunConfig
 from lightning_llm.accounting.plan_report import config_for, decisions, described, frontier_table
-from lightning_llm.accounting.planner import Planner, StepPlan, Task, choose
-from lightning_llm.accounting.settings import STRATEGIES
+from lightning_llm.accounting.planner import Planner, SearchSpace, StepPlan, choose
+from lightning_llm.accounting.step_settings import STRATEGIES
 from lightning_llm.accounting.step_time import GENERIC, LINK_BANDWIDTH, MATMUL_SHARE, CostModel
 from lightning_llm.cli.estimate import add_run_options
-from lightning_llm.cli.tool import OneLineParser, size_option, tool
+from lightning_llm.cli.subcommand import OneLineParser, size_option, subcommand
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import GIB, shown_size
@@ -44,21 +44,22 @@ def _options(parser: OneLineParser) -> None:
     add("--png", type=Path, metavar="FILE", help="plot the frontier: memory against time")
 
 
-@tool(_options)
+@subcommand(_options)
 def run_plan(options: argparse.Namespace) -> None:
     """Find the fastest settings of a run that fit in a device's memory, and write their config."""
     if options.out is not None and options.out.exists() and not options.overwrite:
         raise ValueError(f"--out {options.out} exists: choose another file, or add --overwrite")
     run = read_run(RunOptions.of(options))
-    task = task_of(run, options)
-    memory = task.cost_model.device.memory_within(options.memory)
+    space = search_space_of(run, options)
+    memory = space.cost_model.device.memory_within(options.memory)
     with progress() as tick:
-        planner = Planner(task, tick)
+        planner = Planner(space, tick)
         chosen = _choose(planner, run, memory)
         others = planner.next_best(chosen, memory)
         frontier = planner.frontier(memory)
+        of_decisions = decisions(planner, chosen, others, memory)  # traces the next larger micro-batch
     print("\n".join(_heading(run, planner, chosen, memory, asked=options.memory)))
-    print("\n".join(decisions(planner, chosen, others, memory)))
+    print("\n".join(of_decisions))
     print("\n".join(["", "memory against time", *frontier_table(frontier, chosen)]))
     if options.json is not None:
         plans = {
@@ -66,11 +67,11 @@ def run_plan(options: argparse.Namespace) -> None:
             "next_best": {name: None if plan is None else described(plan) for name, plan in others.items()},
             "frontier": [described(plan) for plan in frontier],
         }
-        write_json(options.json, {"memory": memory, **plans, "assumed": _assumed(run, task.cost_model)})
+        write_json(options.json, {"memory": memory, **plans, "assumed": _assumed(run, space.cost_model)})
     if options.png is not None:
         draw(frontier, chosen, options.png)
     if options.out is not None:
-        header = f"# Made by lightning-llm plan for {shown_size(memory)} on {task.cost_model.device.name}.\n"
+        header = f"# Made by lightning-llm plan for {shown_size(memory)} on {space.cost_model.device.name}.\n"
         body = yaml.safe_dump(config_for(run, chosen), sort_keys=False, default_flow_style=None, width=120)
         write_text(options.out, header + body)
         print(f"\n  lightning-llm fit --config {shell_path(options.out)}")
@@ -78,8 +79,8 @@ def run_plan(options: argparse.Namespace) -> None:
 
 def _heading(run: RunConfig, planner: Planner, chosen: StepPlan, memory: int, *, asked: int) -> Iterator[str]:
     """The run, what is assumed, and the predicted peak and time."""
-    step = planner.task.step
-    device = planner.task.cost_model.device
+    step = planner.space.step
+    device = planner.space.cost_model.device
     size = shown_size(memory)
     rows = f"{planner.rows[-1] * step.world_size} rows of {step.context_length} tokens a step"
     yield f"{rows}, {step.precision}, on {step.world_size} × {device.name} with {size} each"
@@ -107,7 +108,7 @@ def _assumed(run: RunConfig, cost: CostModel) -> dict[str, Any]:
     }
 
 
-def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
+def search_space_of(run: RunConfig, options: argparse.Namespace) -> SearchSpace:
     """The planner's input.
 
     Raises:
@@ -121,7 +122,7 @@ def task_of(run: RunConfig, options: argparse.Namespace) -> Task:
         raise ValueError(f"--allow-bf16-state is for lightning_llm.optim.AdamW, the optimizer is {run.optimizer.name}")
     strategies = STRATEGIES if options.strategy is None else (options.strategy,)
     may_change_state = options.allow_bf16_state and run.optimizer.state_dtype is None
-    return Task(
+    return SearchSpace(
         config=run.config,
         step=run.step,
         global_batch_size=run.global_batch_size,
@@ -189,7 +190,7 @@ def _choose(planner: Planner, run: RunConfig, memory: int) -> StepPlan:
     try:
         return choose(planner, memory)
     except ValueError as error:
-        if run.optimizer.is_own_adamw and planner.task.state_dtypes == (None,):
+        if run.optimizer.is_own_adamw and planner.space.state_dtypes == (None,):
             saving = planner.with_state("bfloat16").fastest(memory)
             if saving is not None:
                 enough = f"{saving.needed:,} bytes are enough: add --allow-bf16-state"

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.console import Console, folded, room
 from lightning_llm.io.shell import shell_path
@@ -33,7 +33,7 @@ def _options(parser: OneLineParser) -> None:
     add("--json", type=Path, metavar="FILE", help="also write the list to this file")
 
 
-@tool(_options)
+@subcommand(_options)
 def run_runs(options: argparse.Namespace) -> None:
     """List runs with state, validation loss, size on disk, and age; `clean` removes useless ones."""
     is_cleaning = options.runs[:1] == [CLEAN]

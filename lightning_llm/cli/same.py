@@ -1,6 +1,6 @@
 """``lightning-llm same --config FILE --vary OPTION=VALUE``: are two settings of a training step the same function?
 
-``measure/agreement.py`` has the rule, ``same/settings.py`` runs the settings.
+``measure/agreement.py`` has the rule, ``same/steps.py`` runs the settings.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_llm.cli.tool import OneLineParser, tool
+from lightning_llm.cli.subcommand import OneLineParser, subcommand
 from lightning_llm.io.atomic import write_json
 from lightning_llm.io.config_file import Section, config_path, merged, parse_yaml, read_config
 from lightning_llm.io.trust import add_trust_option, is_custom, is_import_path, trust_and_import
@@ -20,7 +20,7 @@ from lightning_llm.training.run_config import RunOptions, read_run
 
 if TYPE_CHECKING:
     from lightning_llm.measure.agreement import Finding
-    from lightning_llm.same.settings import Setting
+    from lightning_llm.same.steps import Setting
 
 Found = Mapping[str, list["Finding"]]  # by precision
 
@@ -77,7 +77,7 @@ def _options(parser: OneLineParser) -> None:
     add_trust_option(parser, "import classes outside lightning_llm that the config names")
 
 
-@tool(_options, RuntimeError)
+@subcommand(_options, RuntimeError)
 def run_same(options: argparse.Namespace) -> int:
     """Say whether settings of a training step compute the same function, and which module differs first."""
     if not options.vary and options.against is None:
@@ -116,7 +116,7 @@ def _base(options: argparse.Namespace) -> "Setting":
     run = read_run(RunOptions(config=options.config, vocab_size=2, trust_code=options.trust_code))
     import torch
 
-    from lightning_llm.same.settings import SAME_PRECISIONS, Setting
+    from lightning_llm.same.steps import SAME_PRECISIONS, Setting
     from lightning_llm.same.tiny_model import tiny_config
 
     model = run.raw.get("model") or {}
@@ -183,16 +183,16 @@ def _function(text: str) -> Callable[..., Any]:
 def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) -> Iterator[tuple[str, Found]]:
     """Run the settings, and print a line about each."""
     from lightning_llm.measure.timer import num_threads
-    from lightning_llm.same.settings import Judge
+    from lightning_llm.same.steps import Float64Reference
 
     with num_threads(1):  # the matmuls are tiny
         function = None if options.against is None else _function(options.against)
-        judge = Judge(settings[BASE], options.part, function)
-        print(f"{judge.in_words}\nThe largest error of a module, as a multiple of what rounding allows:\n")
+        reference = Float64Reference(settings[BASE], options.part, function)
+        print(f"{reference.in_words}\nThe largest error of a module, as a multiple of what rounding allows:\n")
         print(f"{'setting':<36} {'precision':<11} {'forward':>9} {'backward':>9}")
         for name, setting in settings.items():
             try:
-                found = judge.findings(setting)
+                found = reference.findings(setting)
             except ValueError as error:
                 raise ValueError(str(error) if name == BASE else f"--vary {name}: {error}") from error
             for precision, each in found.items():

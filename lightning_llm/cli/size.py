@@ -33,7 +33,7 @@ def add_options(parser: Any) -> None:
 
 
 def with_sizing(
-    words: Sequence[str], parser: Any, of_command: Any, say: Callable[[str], None]
+    words: Sequence[str], parser: Any, of_command: Any, log: Callable[[str], None]
 ) -> tuple[list[str], sizing.Sizing | None]:
     """The words of a command with the options that ``size`` sets, if it is given.
 
@@ -41,7 +41,7 @@ def with_sizing(
         words: With configs by path and before all options.
         parser: Parses them.
         of_command: The parser of the options of this command.
-        say: Gets a line about what is set.
+        log: Gets a line about what is set.
 
     Returns:
         The words without ``size`` and what belongs to it; and what it sets.
@@ -75,7 +75,7 @@ def with_sizing(
         given=sizing.given_options(resolved, names),
         measure=lambda config: measure_parts(config, "32-true", resolved["data"]["context_length"]),
     )
-    say(f"lightning-llm {words[0]}: {found.in_words()}")
+    log(f"lightning-llm {words[0]}: {found.in_words()}")
     # behind all others: none of them is one of these
     rest += [f"--{name}={json_text(value)}" for name, value in found.options.items()]
     return rest, dataclasses.replace(found, limits_epochs=found.limits_epochs and not request.repeat)

@@ -33,7 +33,7 @@ from lightning_llm.cli import (
     command_line,
     custom_classes,
     early_checks,
-    ends,
+    exit_status,
     help_text,
     jobs,
     parsing,
@@ -41,10 +41,10 @@ from lightning_llm.cli import (
     size,
 )
 from lightning_llm.cli.commands import help_of
-from lightning_llm.cli.ends import say
 from lightning_llm.cli.errors import USER_ERROR
+from lightning_llm.cli.exit_status import rank_zero_print
 from lightning_llm.cli.interrupts import interrupts
-from lightning_llm.cli.report import RunReport, print_checks
+from lightning_llm.cli.training_output import TrainingSummary, print_checks
 from lightning_llm.data.datamodule import TokenDataModule, tokenizer_of
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.options import raise_all
@@ -56,7 +56,7 @@ from lightning_llm.training.callbacks.dashboard import RunLogger
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.rank_consistency import RankConsistencyCheck
 from lightning_llm.training.callbacks.resume_diff import ResumeDiff
-from lightning_llm.training.callbacks.run_record import callback_of
+from lightning_llm.training.callbacks.summary_file import callback_of
 from lightning_llm.training.checkpoint_io import refuse_code
 from lightning_llm.training.distributed import leave_groups
 from lightning_llm.training.environment import choose_precision, keep_freed_memory
@@ -149,7 +149,7 @@ class TrainingCLI(LightningCLI):
         if {"-h", "--help"} & set(words):
             help_text.improve(self._parser(command))
         try:
-            words, self.sizing = size.with_sizing(words, parser, self._parser(command), say)
+            words, self.sizing = size.with_sizing(words, parser, self._parser(command), rank_zero_print)
             self.config = parsing.parse(parser, words)
         except argparse.ArgumentError as error:
             options = self._parser(command).get_defaults().keys()
@@ -161,7 +161,7 @@ class TrainingCLI(LightningCLI):
         self._ckpt_path = self._options.pop("ckpt_path", None)
         if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
             name = custom_classes.path_of(self.classes["data"])
-            say(f"lightning-llm {command}: {name} lacks {', '.join(left_out)}: left out")
+            rank_zero_print(f"lightning-llm {command}: {name} lacks {', '.join(left_out)}: left out")
 
     def before_instantiate_classes(self) -> None:
         """Check the job and the options, find the checkpoint, and choose what they leave open."""
@@ -169,7 +169,7 @@ class TrainingCLI(LightningCLI):
         jobs.check_address()
         options = self._options.trainer
         if line := command_line.set_length(options, self._words):
-            say(f"lightning-llm {self.subcommand}: {line}")
+            rank_zero_print(f"lightning-llm {self.subcommand}: {line}")
         refuse_code(self._options.get("weights_only"))
         if issubclass(self.classes["data"], TokenDataModule):
             command_line.check_store(self._options.data, self._words)
@@ -189,9 +189,9 @@ class TrainingCLI(LightningCLI):
     def _find_checkpoint(self, folder: Path) -> None:
         """The one that was asked for, or that of an earlier attempt of the job; Lightning gets its path."""
         if self._ckpt_path is not None:
-            self.checkpoint = find_checkpoint(self._ckpt_path, folder, say)
+            self.checkpoint = find_checkpoint(self._ckpt_path, folder, rank_zero_print)
         elif self.subcommand == "fit":
-            self.checkpoint = jobs.checkpoint_of_earlier_attempt(folder, say)
+            self.checkpoint = jobs.checkpoint_of_earlier_attempt(folder, rank_zero_print)
         else:
             early_checks.check_trained(str(self.subcommand))
         self._options["ckpt_path"] = None if self.checkpoint is None else str(self.checkpoint)
@@ -218,7 +218,7 @@ class TrainingCLI(LightningCLI):
         for section in self.classes:  # it has chosen the class, whose constructor does not take it
             config.pop(f"{self.subcommand}.{section}.{CLASS_PATH}")
         custom_classes.check_architecture(config.get(f"{self.subcommand}.model.architecture", {}))
-        with custom_classes.blaming(*self.classes.values()), custom_classes.blaming_options():
+        with custom_classes.constructor_error_context(*self.classes.values()), custom_classes.option_error_context():
             self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
         self.trainer = self.instantiate_trainer()
@@ -263,7 +263,7 @@ class TrainingCLI(LightningCLI):
     def after_fit(self) -> None:
         """Make sure that the last step was validated, then report."""
         try:
-            callback_of(self.trainer, RunReport).finish(self.trainer, self.model, self.datamodule)
+            callback_of(self.trainer, TrainingSummary).finish(self.trainer, self.model, self.datamodule)
         finally:
             self.trainer.run_directory.close()  # type: ignore[attr-defined]
 
@@ -271,7 +271,7 @@ class TrainingCLI(LightningCLI):
         print_checks(self.trainer.checks)  # type: ignore[attr-defined]
 
     def after_validate(self) -> None:
-        callback_of(self.trainer, RunReport).print_metrics(self.trainer)
+        callback_of(self.trainer, TrainingSummary).print_metrics(self.trainer)
 
     after_test = after_validate
 
@@ -313,17 +313,17 @@ def cli_main(
             or SIGTERM.
     """
     quieten()
-    threading.excepthook = ends.of_thread
+    threading.excepthook = exit_status.report_thread_error
     words = list(sys.argv[1:] if args is None else args)
     command = words[0] if words else "fit"
-    with interrupts.taken(command):
+    with interrupts.handling(command):
         try:
             return _run_command(command, words, {"model": model_class, "data": data_class})
         except (KeyboardInterrupt, SystemExit) as leaving:  # Lightning makes the one the other, of status 1
             if not isinstance(leaving, KeyboardInterrupt) and not interrupts.number:
                 raise
-            interrupts.hold_off()
-            raise _LeftTheOthers(interrupts.say(interrupts.number or signal.SIGINT)) from None
+            interrupts.ignore_signals()
+            raise _LeftTheOthers(interrupts.print_interruption(interrupts.number or signal.SIGINT)) from None
 
 
 def run(words: Sequence[str]) -> int:
@@ -351,17 +351,17 @@ def _run_command(command: str, words: list[str], python_classes: dict[str, type 
     try:
         complete = part_options.with_whole_parts(command_line.complete(words))
         for line in parsing.check_configs(complete):  # before anything imports what they name
-            say(f"lightning-llm {command}: {line}")
+            rank_zero_print(f"lightning-llm {command}: {line}")
         classes: dict[str, Any] = custom_classes.choose(complete, python_classes)
         cli_class = _of_one(command)
-        with custom_classes.blaming_callbacks():
+        with custom_classes.callback_error_context():
             return cli_class(
                 classes["model"],
                 classes["data"],
                 save_config_callback=SaveConfig,
                 save_config_kwargs={"overwrite": True},
                 trainer_class=Trainer,
-                trainer_defaults={"callbacks": [RunReport()]},
+                trainer_defaults={"callbacks": [TrainingSummary()]},
                 seed_everything_default=1337,
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
@@ -373,7 +373,7 @@ def _run_command(command: str, words: list[str], python_classes: dict[str, type 
                 args=complete,
             )
     except Exception as error:
-        status = ends.report(error, command, words)
+        status = exit_status.exit_status_of(error, command, words)
         if status is None:
             raise
         raise SystemExit(status) from None

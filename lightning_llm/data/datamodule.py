@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
+from lightning_llm.accounting.step_settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, rows_per_micro_batch
 from lightning_llm.data import batches
 from lightning_llm.data.batches import EvalBatches, Share, Starts, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare
@@ -138,11 +138,11 @@ class TokenDataModule(LightningDataModule):
             store = TokenStore.open_raw(folder, vocab_size=vocab_size, dtype=self.raw_dtype)
         else:
             prepare = getattr(self.trainer, "local_rank", 0) == 0  # the first process of each machine, before others
-            store = find_or_prepare(**self._text, prepare=prepare, progress=True, say=self._say)
+            store = find_or_prepare(**self._text, prepare=prepare, progress=True, log=self._print)
         return [MixtureSource(store.path.name, store)]
 
     @rank_zero_only
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         """Prints a line. In an evaluation, standard output is for the results alone."""
         evaluates = self.trainer is not None and self.trainer.state.fn not in (None, "fit")
         print(line, file=sys.stderr if evaluates else sys.stdout, flush=True)
@@ -371,7 +371,7 @@ class TokenDataModule(LightningDataModule):
         validated = self.validated(trainer)
         trainer.limit_val_batches = ServedWindows(limit)
         if trainer.state.fn == "fit":
-            self._say(f"Validates {validated.in_words()}.")
+            self._print(f"Validates {validated.in_words()}.")
 
     def teardown(self, stage: str) -> None:
         """Give the trainer its limit back: other data may follow."""

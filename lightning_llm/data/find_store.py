@@ -23,7 +23,7 @@ def find_or_prepare(
     vocab_size: int = DEFAULT_VOCAB_SIZE,
     prepare: bool = True,
     progress: bool = False,
-    say: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> TokenStore:
     """The store that a run's ``data.*`` options mean; prepares a missing store if its text is given.
 
@@ -39,7 +39,7 @@ def find_or_prepare(
         vocab_size: Number of ids of ``bpe``.
         prepare: Whether to read the text at all. If not, the store must exist and is used as it is.
         progress: Show a bar.
-        say: Called with a line before a store is prepared, and with lines on its documents and splits after it.
+        log: Called with a line before a store is prepared, and with lines on its documents and splits after it.
 
     Raises:
         ValueError: As :func:`prepare_store` and ``TokenStore.open``; if the store was made from something else, or a
@@ -66,11 +66,11 @@ def find_or_prepare(
         opened = TokenStore.open(out)
         if opened.source.get("fingerprint") == documents.fingerprint and _has_tokenizer(opened, tokenizer):
             return opened
-        say(f"The text or the tokenizer of {out} has changed since it was prepared.")
-    say(f"Preparing {out} from {given} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
+        log(f"The text or the tokenizer of {out} has changed since it was prepared.")
+    log(f"Preparing {out} from {given} ({documents.size / 1e6:.1f} MB), tokenizer {tokenizer}.")
     try:
         options: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "progress": progress}
-        return prepare_store(documents, out, **options, replace=out.exists(), say=say)
+        return prepare_store(documents, out, **options, replace=out.exists(), log=log)
     except ValueError:
         if store is None and out.exists():  # another process was faster
             return TokenStore.open(out)

@@ -62,7 +62,7 @@ def prepare_store(
     progress: bool = False,
     replace: bool = False,
     shard: Shard | None = None,
-    say: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> TokenStore:
     """Makes a token store from text.
 
@@ -80,7 +80,7 @@ def prepare_store(
         replace: Replace an existing store once the new one is complete.
         shard: Make only this shard, in a folder next to ``out``, for ``merge_shards``. Every host trains the tokenizer
             on the same text, not on its own shard.
-        say: Called with the lines that a user should know of a finished store: how documents begin and end, and a
+        log: Called with the lines that a user should know of a finished store: how documents begin and end, and a
             warning if a split has far more or less of the text than it should.
 
     Returns:
@@ -142,7 +142,7 @@ def prepare_store(
         return TokenStore.from_meta(folder, read_meta(folder, SHARD))
     store = TokenStore.open(out)
     for line in (*boundary_lines(store), *splits.split_warnings(store, test_fraction)):
-        say(line)
+        log(line)
     return store
 
 

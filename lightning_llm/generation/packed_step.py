@@ -21,9 +21,9 @@ from lightning_llm.model.block import Block
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.mlp import MLP, MemoryOptimizedSwiGLU, SwiGLU
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.plain import is_hooked, is_plain
 from lightning_llm.model.position import LearnedPositions, Position, RotaryPositions, rotation
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.unmodified import is_hooked, is_unmodified
 
 FEWEST_STEPS = 8  # fewer are not worth the copies
 PACKED_DTYPES = (torch.float32, torch.float64)  # torch's matmul of a bfloat16 matrix and a row needs the usual layout
@@ -48,7 +48,7 @@ def can_pack(model: Transformer) -> bool:
         return False
     kinds = {"lm_head": nn.Linear, "embed_tokens": nn.Embedding, "embed_positions": type(model.embed_positions)}
     return all(
-        is_plain(module, nn.Linear if name.endswith("_proj") else kinds[name])
+        is_unmodified(module, nn.Linear if name.endswith("_proj") else kinds[name])
         for name, module in model.named_modules()
         if name.endswith("_proj") or name in kinds
     )

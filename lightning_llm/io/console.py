@@ -33,7 +33,7 @@ class Console(rich.console.Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
-    def say(self, *lines: str) -> None:
+    def print_lines(self, *lines: str) -> None:
         """Print lines as they are: a file or a pipe gets them whole, and nothing in them is colored."""
         for line in lines:
             self.print(line, soft_wrap=True, highlight=False)

@@ -1,6 +1,6 @@
 """Whether two runs of a step computed the same, module by module, as far as rounding can tell.
 
-The judge is a run in float64. A run in a precision of its own may be as far from it as rounding explains, times two:
+The reference is a run in float64. A run in its own precision may be as far from it as rounding explains, times two:
 
 - as far as the plain form of the model is in the same precision;
 - as far as the results in float64 move where every weight moves by half a unit of rounding, about as far as rounding
@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_llm.measure.attribution import module_label
-from lightning_llm.measure.recorder import Array, Trace
+from lightning_llm.measure.recorder import Array, RecordedStep
 
 FACTOR = 2.0  # of what rounding explains
 UNITS_OF_A_SUM = 8  # the loss's is small by chance in some runs; norms' weights had 7 in a model compiled as one
 OUTPUT, INPUT_GRADIENT = "output", "gradient of its input"
-Rounding = tuple[Trace, float]  # a run whose distance from the judge is rounding, and what to multiply it by
+Rounding = tuple[RecordedStep, float]  # a run whose distance from the reference is rounding, and what to multiply it by
 
 
 class Finding(NamedTuple):
@@ -55,27 +55,27 @@ class Finding(NamedTuple):
         return self.ratio > 1
 
 
-def findings(run: Trace, judge: Trace, noises: Sequence[Rounding], unit: float) -> list[Finding]:
-    """Compare a run with the judge, in the order in which a step computes.
+def findings(run: RecordedStep, reference: RecordedStep, noises: Sequence[Rounding], unit: float) -> list[Finding]:
+    """Compare a run with the reference, in the order in which a step computes.
 
     Args:
         run: In any precision. What it did not record is left out: a compiled block has no parts.
-        judge: In float64.
+        reference: In float64.
         noises: What rounding explains.
         unit: The unit of rounding of the run's precision.
     """
-    compare = _Comparison(judge, noises, unit)
+    compare = _Comparison(reference, noises, unit)
     found = [
         compare(label, "forward", OUTPUT, run.outputs[label], "outputs", label)
-        for label in judge.outputs
+        for label in reference.outputs
         if label in run.outputs
     ]
-    for label in reversed(_with_uncalled(judge)):
+    for label in reversed(_with_uncalled(reference)):
         if label in run.input_gradients and (same := _with_same_input(label, run, compare)):
             gradient = run.input_gradients[label]
             found.append(compare(label, "backward", INPUT_GRADIENT, gradient, "input_gradients", same))
-        names = [name for name in judge.gradients if _owner(name) == label]
-        size = np.sqrt(sum(_norm(judge.gradients[name]) ** 2 for name in names))
+        names = [name for name in reference.gradients if _owner(name) == label]
+        size = np.sqrt(sum(_norm(reference.gradients[name]) ** 2 for name in names))
         for name in names if run.gradients else ():
             gradient = run.gradients.get(name, np.zeros(()))
             found.append(compare(label, "backward", name, gradient, "gradients", name, size))
@@ -83,44 +83,44 @@ def findings(run: Trace, judge: Trace, noises: Sequence[Rounding], unit: float) 
 
 
 class _Comparison:
-    def __init__(self, judge: Trace, noises: Sequence[Rounding], unit: float) -> None:
-        self.judge = judge
+    def __init__(self, reference: RecordedStep, noises: Sequence[Rounding], unit: float) -> None:
+        self.reference = reference
         self._noises = noises
         self._unit = unit
 
     def __call__(
         self, label: str, phase: str, what: str, value: Array, kind: str, key: str, size: float = 0.0
     ) -> Finding:
-        """A tensor of the run, and that of the judge: of a kind in its trace, by a key there."""
-        truth: Array = getattr(self.judge, kind)[key]
+        """A tensor of the run, and that of the reference: of a kind of array, by a key there."""
+        truth: Array = getattr(self.reference, kind)[key]
         scale = _norm(truth) or size or 1.0
         rounding = [
-            factor * _distance(getattr(trace, kind)[key], truth)
-            for trace, factor in self._noises
-            if key in getattr(trace, kind)
+            factor * _distance(getattr(step, kind)[key], truth)
+            for step, factor in self._noises
+            if key in getattr(step, kind)
         ]
         unit = self._unit * (UNITS_OF_A_SUM if truth.ndim <= 1 else 1)
         allowed = FACTOR * max([unit * max(size, _norm(truth)), *rounding])
         return Finding(label, phase, what, _distance(value, truth) / scale, allowed / scale)
 
 
-def _with_same_input(label: str, run: Trace, compare: _Comparison) -> str | None:
-    """The judge's module with the same input: a module that includes the norm before it has that norm's."""
-    judge = compare.judge
-    uncalled = [other for other in judge.order if other not in run.order]
+def _with_same_input(label: str, run: RecordedStep, compare: _Comparison) -> str | None:
+    """The reference's module with the same input: a module that includes the norm before it has that norm's."""
+    reference = compare.reference
+    uncalled = [other for other in reference.order if other not in run.order]
     for other in (label, *uncalled):
-        if other in judge.input_gradients and judge.inputs[other].shape == run.inputs[label].shape:
+        if other in reference.input_gradients and reference.inputs[other].shape == run.inputs[label].shape:
             finding = compare(label, "forward", "input", run.inputs[label], "inputs", other)
             if not finding.differs:
                 return other
     return None
 
 
-def _with_uncalled(judge: Trace) -> list[str]:
+def _with_uncalled(reference: RecordedStep) -> list[str]:
     """The modules in forward order, with those whose parameters are used without a call: after the one before it."""
-    order = list(judge.order)
+    order = list(reference.order)
     before = ""
-    for label in dict.fromkeys(map(_owner, judge.gradients)):
+    for label in dict.fromkeys(map(_owner, reference.gradients)):
         if label not in order:
             order.insert(order.index(before) + 1 if before else 0, label)
         before = label

@@ -4,7 +4,7 @@
         with recorder.forward():
             loss = model(batch)
         loss.backward()
-    trace = recorder.trace({name: parameter.grad for name, parameter in model.named_parameters()})
+    step = recorder.step({name: parameter.grad for name, parameter in model.named_parameters()})
 
 Only blocks and their parts are recorded, the direct children of a model and those of its layers: hooks on the
 projections inside would make an operator call them that otherwise reads their weights. The gradient of an input is what
@@ -32,7 +32,7 @@ Arrays = dict[str, Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
+class RecordedStep:
     """Arrays that a step computed, in float64, by module; without torch, so that another process can send them.
 
     Attributes:
@@ -97,8 +97,8 @@ class Recorder:
         finally:
             self._records = False
 
-    def trace(self, gradients: Mapping[str, Tensor | None], dim: int = 0) -> Trace:
-        """Trace of the recorded step.
+    def step(self, gradients: Mapping[str, Tensor | None], dim: int = 0) -> RecordedStep:
+        """The recorded step.
 
         Args:
             gradients: Of the parameters, by name.
@@ -110,7 +110,7 @@ class Recorder:
         }
         own = {name: _array(gradient) for name, gradient in gradients.items() if gradient is not None}
         inputs, outputs, input_gradients = (found.get(name, {}) for name in ("inputs", "outputs", "input_gradients"))
-        return Trace(self._order, inputs, outputs, input_gradients, own)
+        return RecordedStep(self._order, inputs, outputs, input_gradients, own)
 
     def _enter(self, label: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._records:

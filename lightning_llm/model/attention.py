@@ -19,7 +19,7 @@ from lightning_llm.ops import sizes, traced
 from lightning_llm.ops.attention import causal_attention
 from lightning_llm.ops.dispatch import matmul_dtype
 from lightning_llm.ops.score_mod_attention import ScoreMod, score_mod_attention
-from lightning_llm.ops.span_attention import Spans, span_attention, with_flex_blocks
+from lightning_llm.ops.span_attention import AttentionSpans, span_attention, with_flex_blocks
 from lightning_llm.ops.traced import device_type
 
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -168,7 +168,7 @@ def dot_product_attention(
         )
     if window is not None:
         mask = context.shared.get(f"window {window}") or spans_of_window(context, window, len(query), seq)
-    if isinstance(mask, Spans):
+    if isinstance(mask, AttentionSpans):
         return span_attention(query, key, value, mask)
     if seq == 1 and context.cache is not None and not dropout:
         return _decode_attention(query, key, value, mask)
@@ -281,13 +281,15 @@ def _score_mod(context: Context, first_key: int, num_keys: int, softcap: float |
     return score_mod
 
 
-def spans_of_window(context: Context, window: int, batch: int, seq: int) -> Spans:
+def spans_of_window(context: Context, window: int, batch: int, seq: int) -> AttentionSpans:
     """The spans of a sliding window, within documents where there are any."""
     start = (torch.arange(seq, device=context.positions.device) - (window - 1)).clamp(min=0)
-    return Spans(start.expand(batch, seq) if context.spans is None else torch.maximum(start, context.spans.start))
+    return AttentionSpans(
+        start.expand(batch, seq) if context.spans is None else torch.maximum(start, context.spans.start)
+    )
 
 
-def with_blocks(spans: Spans, dtype: torch.dtype, head_dim: int) -> Spans:
+def with_blocks(spans: AttentionSpans, dtype: torch.dtype, head_dim: int) -> AttentionSpans:
     """The spans, with the blocks of FlexAttention where that computes the attention."""
     device = device_type(spans.start)
     seq = spans.start.shape[1]

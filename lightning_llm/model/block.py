@@ -5,11 +5,11 @@
     sandwich (Ding et al. 2021,     x + norm(attention(norm(x))),    then x + norm(mlp(norm(x)))
     "CogView", section 2.4; Gemma 2)
 
-A block of the user's own derives from :class:`Block` and overrides ``join``, which calls ``attend`` and ``feed``. These
-apply the norms, dropout, and recompute what ``ModelConfig.recompute`` says.
+A block of the user's own derives from :class:`Block` and overrides ``add_branches``, which calls ``attend`` and
+``feed_forward``. These apply the norms, dropout, and recompute what ``ModelConfig.recompute`` says.
 
-A compiled block with the ``join`` of ``pre`` leaves its last sum to the next block, where the compiler merges it with
-the norm.
+A compiled block with the ``add_branches`` of ``pre`` leaves its last sum to the next block, where the compiler merges
+it with the norm.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, checked
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.parts import BUILT_IN, Norms
-from lightning_llm.model.plain import hooks_of
+from lightning_llm.model.unmodified import hooks_of
 from lightning_llm.ops.dispatch import matmul_dtype
 
 Out = TypeVar("Out", Tensor, tuple[Tensor, Tensor])
@@ -114,7 +114,9 @@ class Block(Compilable):
     def leaves_sum(self, context: Context) -> bool:
         """Whether :meth:`terms` may be called instead of the block: not where another class or a hook does more."""
         kind = type(self)
-        is_usual = kind.join is Block.join and kind.forward is Block.forward and "forward" not in self.__dict__
+        is_usual = (
+            kind.add_branches is Block.add_branches and kind.forward is Block.forward and "forward" not in self.__dict__
+        )
         is_compiled = self._compiled_terms is not None
         return is_usual and is_compiled and context.cache is None and not hooks_of(self)
 
@@ -134,32 +136,32 @@ class Block(Compilable):
 
     # -- what another block may override ------------------------------------------------------------------------------
 
-    def join(self, x: Tensor, context: Context) -> Tensor:
+    def add_branches(self, x: Tensor, context: Context) -> Tensor:
         """The two branches and the residual stream: (batch, seq, hidden) -> (batch, seq, hidden)."""
         x = x + self.attend(x, context)
-        return x + self.feed(x)
+        return x + self.feed_forward(x)
 
     def attend(self, x: Tensor, context: Context) -> Tensor:
         """The branch of attention, with its norms and dropout: (batch, seq, hidden) -> (batch, seq, hidden)."""
         return self._recomputed_if_asked("attention", self._attention, x, context)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
         """The branch of the MLP, with its norms and dropout: (batch, seq, hidden) -> (batch, seq, hidden)."""
         return self._recomputed_if_asked("mlp", self._mlp, x)
 
     # -- how it runs --------------------------------------------------------------------------------------------------
 
     def _run(self, x: Tensor, context: Context) -> Tensor:
-        return checked("block", self, self._recomputed_if_asked("block", self.join, x, context), x)
+        return checked("block", self, self._recomputed_if_asked("block", self.add_branches, x, context), x)
 
     def _terms(self, x: Tensor, branch: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         x = x + branch  # outside of what is recomputed, which would save both
-        return self._recomputed_if_asked("block", self._join_but_last, x, context)
+        return self._recomputed_if_asked("block", self._add_branches_but_last, x, context)
 
-    def _join_but_last(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Join the branches but for the last sum: see :meth:`join`."""
+    def _add_branches_but_last(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Add the branches but for the last sum: see :meth:`add_branches`."""
         x = x + self.attend(x, context)
-        return x, self.feed(x)
+        return x, self.feed_forward(x)
 
     def _attention(self, x: Tensor, context: Context) -> Tensor:
         before, after = self.norms["attention"]
@@ -199,10 +201,10 @@ class PostNormBlock(Block):
         for name in self.norms["sums"]:
             self.add_norm(name)
 
-    def join(self, x: Tensor, context: Context) -> Tensor:
+    def add_branches(self, x: Tensor, context: Context) -> Tensor:
         after_attention, after_mlp = self.norms["sums"]
         x = self._normed(after_attention, x + self.attend(x, context))
-        return self._normed(after_mlp, x + self.feed(x))
+        return self._normed(after_mlp, x + self.feed_forward(x))
 
 
 class SandwichBlock(Block):

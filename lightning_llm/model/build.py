@@ -16,7 +16,7 @@ from torch import nn
 
 from lightning_llm.io.trust import OUR_PREFIX, trust_and_import
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.context import Context, CrossLayerState
 from lightning_llm.model.initial_values import Part, construct
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
 
@@ -91,7 +91,7 @@ def _forward_pass(kind: str, config: ModelConfig, part: nn.Module) -> Any:
         return part(x)
     position = build("position", config, seed=0, path="embed_positions")
     positions = torch.arange(2, device="cpu")
-    context = Context(positions, position, Shared(), position.prepare(positions, x.dtype))
+    context = Context(positions, position, CrossLayerState(), position.prepare(positions, x.dtype))
     if (prepare := getattr(part, "prepare", None)) is not None:
         prepare(x, context)
     return part(x, context)

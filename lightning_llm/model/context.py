@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.position import Position
-from lightning_llm.ops.span_attention import Spans
+from lightning_llm.ops.span_attention import AttentionSpans
 
-Mask = Tensor | Spans
+Mask = Tensor | AttentionSpans
 
 
-class Shared(dict[str, Any]):
+class CrossLayerState(dict[str, Any]):
     """Notes of the parts of one forward pass for one another, by name.
 
     FSDP2 casts and copies the tensors in the tuples and dicts that a block gets; this class of dicts it leaves alone.
@@ -35,10 +35,10 @@ class Context(NamedTuple):
 
     positions: Tensor
     position: Position
-    shared: Shared
+    shared: CrossLayerState
     state: Any = None
     cache: KVCache | None = None
-    spans: Spans | None = None
+    spans: AttentionSpans | None = None
     mask: Mask | None = None
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lightning_llm.data.batches import IGNORED
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.plain import is_plain
+from lightning_llm.model.unmodified import is_unmodified
 from lightning_llm.ops.losses import check_token_weights, linear_cross_entropy
 
 
@@ -66,7 +66,7 @@ class CrossEntropy(nn.Module):
         num_chunks: int | None,
         reduction: Literal["sum", "none"],
     ) -> Tensor:
-        if num_chunks == 0 or not is_plain(head, nn.Linear):  # an adapter on the head has to be called
+        if num_chunks == 0 or not is_unmodified(head, nn.Linear):  # an adapter on the head has to be called
             logits = head(hidden).to(torch.promote_types(hidden.dtype, torch.float32))
             return self._all_at_once(logits, targets, weights, reduction)
         assert isinstance(head, nn.Linear)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.norm import RMSNorm
 from lightning_llm.model.parts import name_of
-from lightning_llm.model.plain import is_plain
+from lightning_llm.model.unmodified import is_unmodified
 from lightning_llm.ops.swiglu import memory_optimized_swiglu
 
 
@@ -118,7 +118,7 @@ class MemoryOptimizedSwiGLU(SwiGLU):
                 any other module, or one with hooks, is called, and its output saved, as at level 1.
         """
         projections = self.gate_proj, self.up_proj, self.down_proj
-        if not all(is_plain(projection, nn.Linear) and projection.bias is None for projection in projections):
+        if not all(is_unmodified(projection, nn.Linear) and projection.bias is None for projection in projections):
             return super().forward(x if norm is None else norm(x))
         level = self.checkpoint_level
         norm_weight = None
@@ -166,7 +166,7 @@ class MLP(nn.Module):
 
 def _is_plain_norm(norm: nn.RMSNorm) -> bool:
     """With a weight and an epsilon, as the operator needs them."""
-    return is_plain(norm, RMSNorm, nn.RMSNorm) and norm.elementwise_affine and norm.eps is not None
+    return is_unmodified(norm, RMSNorm, nn.RMSNorm) and norm.elementwise_affine and norm.eps is not None
 
 
 # ---- from a config

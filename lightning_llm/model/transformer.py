@@ -18,13 +18,13 @@ from lightning_llm.model.attention import with_blocks
 from lightning_llm.model.block import Block, Compilable
 from lightning_llm.model.build import build
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.context import Context, Mask, Shared, checked
+from lightning_llm.model.context import Context, CrossLayerState, Mask, checked
 from lightning_llm.model.initial_values import drawing
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.position import Position
 from lightning_llm.model.weights import initialize
 from lightning_llm.ops.dispatch import matmul_dtype
-from lightning_llm.ops.span_attention import Spans, dense_mask, spans_of_documents
+from lightning_llm.ops.span_attention import AttentionSpans, dense_mask, spans_of_documents
 
 BlockHook = Callable[[Block], object] | None
 
@@ -181,14 +181,14 @@ class Transformer(Compilable):
             mask = self._mask_of(spans, dtype)
         if state is None:
             state = position.prepare(positions, dtype)
-        return x, Context(positions, position, Shared(), state, cache, spans, mask)
+        return x, Context(positions, position, CrossLayerState(), state, cache, spans, mask)
 
     def _positions(
         self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None, documents: Tensor | None
-    ) -> tuple[Tensor, Spans | None]:
+    ) -> tuple[Tensor, AttentionSpans | None]:
         """Where the tokens are, and the documents that they see."""
         seq = input_ids.shape[1]
-        spans: Spans | None = None
+        spans: AttentionSpans | None = None
         if documents is not None:
             if cache is not None or documents.shape != input_ids.shape:
                 raise ValueError(
@@ -212,7 +212,7 @@ class Transformer(Compilable):
         found = [loss for loss in left if loss is not None]
         return torch.stack(found).sum() if found else None
 
-    def _mask_of(self, spans: Spans, dtype: torch.dtype) -> Mask:
+    def _mask_of(self, spans: AttentionSpans, dtype: torch.dtype) -> Mask:
         """Mask of full attention in all layers: made once. Only those that need a mask can drop weights."""
         if self.training and self.config.dropout:
             return dense_mask(spans, dtype)

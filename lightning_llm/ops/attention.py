@@ -104,7 +104,7 @@ def part_of(tile: Tensor, shape: torch.Size) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _triangle(seq: int, dtype: torch.dtype, device: torch.device, trace: traced.Trace | None) -> Tensor:
+def _triangle(seq: int, dtype: torch.dtype, device: torch.device, trace: traced.TraceContext | None) -> Tensor:
     """(1, seq, seq): 0 for visible positions, minus infinity above the diagonal; each trace has its own."""
     return torch.full((1, seq, seq), float("-inf"), dtype=dtype, device=device).triu(1)
 

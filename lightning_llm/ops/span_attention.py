@@ -32,7 +32,7 @@ FLEX_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
 _Part = tuple[slice, slice, slice, slice]  # rows, key heads, queries, keys
 
 
-class Spans(NamedTuple):
+class AttentionSpans(NamedTuple):
     """Keys that each query sees.
 
     Attributes:
@@ -44,7 +44,7 @@ class Spans(NamedTuple):
     blocks: "BlockMask | None" = None
 
 
-def spans_of_documents(documents: Tensor) -> Spans:
+def spans_of_documents(documents: Tensor) -> AttentionSpans:
     """The spans of packed documents.
 
     Args:
@@ -52,10 +52,10 @@ def spans_of_documents(documents: Tensor) -> Spans:
     """
     position = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     is_first = documents != documents.roll(1, dims=1)  # at position 0 it changes nothing
-    return Spans(torch.where(is_first, position, 0).cummax(dim=1).values)
+    return AttentionSpans(torch.where(is_first, position, 0).cummax(dim=1).values)
 
 
-def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:
+def dense_mask(spans: AttentionSpans, dtype: torch.dtype) -> Tensor:
     """The spans as a mask, for an attention that needs one.
 
     Args:
@@ -71,7 +71,7 @@ def dense_mask(spans: Spans, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(_masked(spans.start, slice(0, seq), 0)[:, None], float("-inf"))
 
 
-def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> Tensor:
+def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: AttentionSpans) -> Tensor:
     """Attention of every query to the keys of its span.
 
     Args:
@@ -96,7 +96,7 @@ def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> T
 # ---- FlexAttention
 
 
-def with_flex_blocks(spans: Spans) -> Spans:
+def with_flex_blocks(spans: AttentionSpans) -> AttentionSpans:
     """The same spans with the blocks that FlexAttention visits.
 
     The first and last query of each block tell: ``create_block_mask`` would look at all pairs of positions.

@@ -13,7 +13,7 @@ Tile = TypeVar("Tile")
 
 
 @dataclasses.dataclass(eq=False)
-class Trace:
+class TraceContext:
     """One traced step.
 
     Attributes:
@@ -28,10 +28,10 @@ class Trace:
 
 
 # not a context variable: torch.compile guards a global, and has no guard for those
-_current: Trace | None = None
+_current: TraceContext | None = None
 
 
-def current() -> Trace | None:
+def current() -> TraceContext | None:
     """The trace that runs; ``None``: the operators compute."""
     return _current
 
@@ -56,10 +56,10 @@ def device_type(tensor: Any) -> str:
 
 
 @contextlib.contextmanager
-def tracing(device: str, attention: Callable[..., Any], *, has_all_tiles: bool = False) -> Iterator[Trace]:
-    """Operators inside belong to a trace of a step; arguments as the attributes of :class:`Trace`."""
+def tracing(device: str, attention: Callable[..., Any], *, has_all_tiles: bool = False) -> Iterator[TraceContext]:
+    """Operators inside belong to a trace of a step; arguments as the attributes of :class:`TraceContext`."""
     global _current
-    before, _current = _current, Trace(device, attention, has_all_tiles)
+    before, _current = _current, TraceContext(device, attention, has_all_tiles)
     try:
         yield _current
     finally:

@@ -9,7 +9,7 @@ events.out.tfevents…      TensorBoard
 job                       the SLURM or torchrun job that made it, if one did
 memory_plan.json          what `model.memory_budget` chose, if it was given
 lock                      which process writes here, or did last: see runs.lock
-turn                      a number, which grows with each start of a run in the same parent: clocks may jump
+start_number              a number, which grows with each start of a run in the same parent: clocks may jump
 status.json               how the run ended, or that it still trains: see runs.status
 summary.json              the result, once the run has ended: see runs.status
 windows.json              sums of blocks of validation windows, see statistics.windows
@@ -31,7 +31,7 @@ EXPERIMENT = "run"  # without a name
 PREFIX = "version_"
 CHECKPOINTS = "checkpoints"
 JOB = "job"
-START_NUMBER = "turn"
+START_NUMBER = "start_number"
 BEST = "best.ckpt"
 CONFIG = "config.yaml"
 STATUS = "status.json"

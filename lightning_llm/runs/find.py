@@ -58,7 +58,7 @@ def find_runs(
     names: Sequence[str],
     file: str = "",
     message: str = "",
-    say: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
     *,
     with_experiments: bool = False,
 ) -> list[Run]:
@@ -68,7 +68,7 @@ def find_runs(
         names: Run directories, and folders that contain some, up to two levels down.
         file: Pattern of a file that a run must have; empty: none.
         message: The message about a run that does not have it.
-        say: Called with a line for each run that was found below a folder and left out for that.
+        log: Called with a line for each run that was found below a folder and left out for that.
         with_experiments: As in :func:`run_folders`.
 
     Raises:
@@ -84,7 +84,7 @@ def find_runs(
             if path in complete:
                 paths.setdefault(identity_of(path), path)
             else:
-                say(f"left out {path}: {message}")
+                log(f"left out {path}: {message}")
     return [Run(path, _options(path)) for path in paths.values()]
 
 
@@ -200,24 +200,24 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def find_checkpoint(name: str, root: Path, say: Callable[[str], object] = _to_stderr) -> Path:
+def find_checkpoint(name: str, root: Path, log: Callable[[str], object] = _to_stderr) -> Path:
     """The file that ``--ckpt_path`` means.
 
     Args:
         name: ``last`` or ``best`` (of the newest run at or below ``root``), a run directory (its best, else its
             newest), or a checkpoint, in a file or a folder. See :func:`_newest_first` for which is the newest.
         root: Where to look for ``last`` and ``best``.
-        say: Called with a line if another one is used in place of a damaged one.
+        log: Called with a line if another one is used in place of a damaged one.
 
     Raises:
         ValueError: There is no such checkpoint. Training from scratch instead would silently lose the run.
     """
     path = named_checkpoint(name, root)
     if name in ("last", "best"):
-        return checkpoint_in(path, say, prefer_best=name == "best")
+        return checkpoint_in(path, log, prefer_best=name == "best")
     from lightning_llm.checkpoints.sharded import is_folder
 
-    return checkpoint_in(path, say) if path.is_dir() and not is_folder(path) else path
+    return checkpoint_in(path, log) if path.is_dir() and not is_folder(path) else path
 
 
 def named_checkpoint(name: str, root: Path) -> Path:
@@ -236,7 +236,7 @@ def named_checkpoint(name: str, root: Path) -> Path:
     return path
 
 
-def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefer_best: bool = True) -> Path:
+def checkpoint_in(run: Path, log: Callable[[str], object] = _to_stderr, *, prefer_best: bool = True) -> Path:
     """The best or newest whole checkpoint of a run. Arguments and errors as in :func:`find_checkpoint`."""
     if not any(path.exists() for path in _files(run)):
         raise ValueError(f"{run} holds no checkpoint: give a run directory, such as {newest_run(run) or EXAMPLE}")
@@ -251,7 +251,7 @@ def checkpoint_in(run: Path, say: Callable[[str], object] = _to_stderr, *, prefe
         if is_intact(path):
             for damaged in candidates[:number]:
                 instead = "in place of the best" if damaged == best else "the one before it"
-                say(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
+                log(f"checkpoint {damaged} is truncated or damaged: using {path}, {instead}")
             return path
     names = ", ".join(path.name for path in candidates)
     raise ValueError(f"every checkpoint of {run} is truncated or damaged: {names}")
@@ -308,7 +308,7 @@ def _newest_first(run: Path) -> list[Path]:
         is_named_by_run = step_of(path) >= 0
         try:
             outline = read_outline(path)
-            start = outline.get("callbacks", {}).get("RunCheckpoints", {}).get("turn", 0)
+            start = outline.get("callbacks", {}).get("RunCheckpoints", {}).get("start_number", 0)
             return ("optimizer_states" in outline), start, outline["global_step"], is_named_by_run
         except (ValueError, KeyError):
             return 2, 0, step_of(path), is_named_by_run

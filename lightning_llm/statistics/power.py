@@ -20,8 +20,8 @@ _WORDS = (EQUIVALENT, BETTER, WORSE, UNDECIDED)  # in the order in which they ar
 
 
 @dataclasses.dataclass(frozen=True)
-class Outlook:
-    """Outlook of an experiment at one true difference.
+class PowerAnalysis:
+    """Power analysis of an experiment at one true difference.
 
     Attributes:
         difference: The true one.
@@ -52,8 +52,8 @@ class Outlook:
         return self.probabilities[BETTER] + self.probabilities[WORSE]
 
 
-def outlook(design: Design, difference: float, sd: float) -> Outlook:
-    """Outlook of planned looks.
+def power_analysis(design: Design, difference: float, sd: float) -> PowerAnalysis:
+    """Power analysis of planned looks.
 
     Args:
         design: With looks.
@@ -83,7 +83,7 @@ def outlook(design: Design, difference: float, sd: float) -> Outlook:
         pairs[ends_here] = look
         is_open &= ~ends_here
     shares = {word: float(np.mean(verdicts == number)) for number, word in enumerate(_WORDS)}
-    return Outlook(difference, shares, float(pairs.mean()), ended)
+    return PowerAnalysis(difference, shares, float(pairs.mean()), ended)
 
 
 @dataclasses.dataclass(frozen=True)

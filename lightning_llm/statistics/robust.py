@@ -8,6 +8,7 @@ most runs and far worse in a few can be found ``better`` although its mean is wo
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,7 +41,7 @@ class Robust:
     sign_flip_p: float
     smallest_p: float
     skewness: float | None
-    outliers: list[int]
+    outliers: list[Any]
     without_outliers: float | None
 
     def doubts(self, difference: float, alpha: float) -> list[str]:

@@ -97,14 +97,15 @@ class Verdict:
     Attributes:
         verdict: ``better``, ``worse``, ``equivalent`` or ``undecided``: both answers in one word.
         direction: ``better``, ``worse`` or ``not shown``.
-        size: ``smaller`` or ``larger`` than delta, or ``not shown``; ``None`` without a delta, or if counts decide.
+        against_delta: ``smaller`` or ``larger`` than delta, or ``not shown``; ``None`` without a delta, or if counts
+            decide.
         sentence: The verdict in words, such as ``worse, by less than 0.005``.
         has_ended: Whether no more pairs are wanted.
         pairs: Number of pairs, with those of runs that failed to train; 0 if the runs are not paired.
         difference: Mean of variant minus mean of baseline; ``None`` if a run of the variant failed to train.
         interval: Of the difference, simultaneous for all variants and looks. ``None``: there is none, such as for
             pairs that all differ by the same amount.
-        level: Probability with which this interval holds at all looks.
+        level: Probability with which this interval holds at all looks; ``None``: no look yet.
         critical: Half its width, in standard errors.
         p: Of the t test at this number of runs, by itself.
         p_adjusted: The smallest alpha at which the interval excludes 0: adjusted for looks and variants.
@@ -122,13 +123,13 @@ class Verdict:
 
     verdict: str
     direction: str
-    size: str | None = None
+    against_delta: str | None = None
     sentence: str
     has_ended: bool
     pairs: int
     difference: float | None = None
     interval: tuple[float, float] | None = None
-    level: float
+    level: float | None
     critical: float | None = None
     p: float | None = None
     p_adjusted: float | None = None
@@ -225,7 +226,7 @@ class _Case:
         return Verdict(
             verdict=answer.word,
             direction=answer.direction,
-            size=answer.size,
+            against_delta=answer.size,
             sentence=sentence,
             has_ended=has_ended,
             pairs=len(self.sample.variant) if self.sample.is_paired else 0,

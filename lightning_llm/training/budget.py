@@ -15,8 +15,8 @@ import torch
 from lightning_llm.accounting.hardware import find_device, reserve_for
 from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.accounting.plan_report import chosen_options, summary
-from lightning_llm.accounting.planner import Planner, StepPlan, Task, choose, configured
-from lightning_llm.accounting.settings import weight_dtype
+from lightning_llm.accounting.planner import Planner, SearchSpace, StepPlan, choose, configured
+from lightning_llm.accounting.step_settings import weight_dtype
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.io.units import byte_size
@@ -47,7 +47,7 @@ class MemoryBudget:
         self.reserve = None if reserve is None else byte_size(reserve, "model.memory_reserve")
         self.size = size
         self.plan: StepPlan | None = None
-        self._task: Task | None = None
+        self._space: SearchSpace | None = None
         self._overridden: list[str] = []
 
     @classmethod
@@ -74,14 +74,14 @@ class MemoryBudget:
         """
         if not isinstance(data, TokenDataModule):
             raise ValueError(f"model.memory_budget {self.size} sets the micro-batch of a TokenDataModule: leave it out")
-        task = _task_of(model, data, trainer, self.reserve)
-        if task != self._task and not hasattr(model, "transformer"):
+        space = _space_of(model, data, trainer, self.reserve)
+        if space != self._space and not hasattr(model, "transformer"):
             with prefixed(f"model.memory_budget {self.size}", ValueError):
-                plan = choose(Planner(task), int(min(self.bytes, _memory_limit(trainer.strategy.root_device))))
+                plan = choose(Planner(space), int(min(self.bytes, _memory_limit(trainer.strategy.root_device))))
             if self.plan is None:  # later, the options are those of an earlier plan
                 self._overridden = _overridden(model, data, plan)
             self.plan = plan
-            self._task = task
+            self._space = space
             model.architecture = configured(model.architecture, plan.choice)
             model.loss_chunks = plan.choice.loss_chunks
         if self.plan is not None:
@@ -113,8 +113,8 @@ def _memory_limit(device: torch.device) -> float:
     return (device_memory(device) or math.inf) if device.type == "cuda" else math.inf
 
 
-def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | None) -> Task:
-    """Task that a run leaves to the planner: the same whether or not an earlier plan has set options."""
+def _space_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | None) -> SearchSpace:
+    """Search space that a run leaves to the planner: the same whether or not an earlier plan has set options."""
     vocab_size = model.architecture.vocab_size or data.vocab_size
     architecture = dataclasses.replace(model.architecture, vocab_size=vocab_size, checkpoint_level=0, recompute="none")
     strategy = trainer.strategy
@@ -124,7 +124,7 @@ def _task_of(model: Any, data: TokenDataModule, trainer: Any, reserve: int | Non
         transformer = Transformer(architecture).to(getattr(torch, weight_dtype(step.precision)))
     state = optimizer_state_bytes(model, transformer) / sum(p.nbytes for p in transformer.parameters())
     measured = measure_parts(architecture, step.precision, data.context_length)
-    return Task(
+    return SearchSpace(
         config=architecture,
         cost_model=cost_model,
         step=dataclasses.replace(step, state_per_parameter=state, measured=measured),

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from lightning_llm.checkpoints.reading import read_checkpoint
 from lightning_llm.checkpoints.schema import LIGHTNING
-from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_sharded
+from lightning_llm.checkpoints.sharded import LazyShardedTensor, local_rows, split, write_sharded
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.optim.base import local_shard
@@ -199,20 +199,20 @@ def strategy_for(option: Any) -> Any:
     )
 
 
-def _rows_for(tensor: Tensor, saved: Rows | Tensor) -> Tensor:
+def _rows_for(tensor: Tensor, saved: LazyShardedTensor | Tensor) -> Tensor:
     """This process's rows of a saved tensor, whether it is sharded here or not."""
     if not isinstance(tensor, DTensor):
-        return saved.whole() if isinstance(saved, Rows) else saved
+        return saved.whole() if isinstance(saved, LazyShardedTensor) else saved
     start, rows = local_rows(tensor)
     stop = start + rows.shape[0]
-    return saved.between(start, stop) if isinstance(saved, Rows) else saved[start:stop]
+    return saved.between(start, stop) if isinstance(saved, LazyShardedTensor) else saved[start:stop]
 
 
 def _sharded_like(param: Tensor, saved: Any) -> Any:
     """A saved value of one parameter's optimizer state: a tensor of its shape becomes a shard."""
-    is_alike = isinstance(saved, Rows | Tensor) and tuple(saved.shape) == tuple(param.shape)
+    is_alike = isinstance(saved, LazyShardedTensor | Tensor) and tuple(saved.shape) == tuple(param.shape)
     if not is_alike or not isinstance(param, DTensor):
-        return saved.whole() if isinstance(saved, Rows) else saved
+        return saved.whole() if isinstance(saved, LazyShardedTensor) else saved
     rows = _rows_for(param, saved).to(param.device, copy=True)
     options: dict[str, Any] = {"shape": param.shape, "stride": param.stride(), "run_check": False}
     return DTensor.from_local(rows, param.device_mesh, param.placements, **options)

@@ -19,18 +19,18 @@ from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_llm.accounting.hardware import Precision, auto_precision, cpu_features, cpu_name, gpu_features
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.checkpoints.loop_state import micro_batches_started
 from lightning_llm.model.attention import attention_kernel
 from lightning_llm.model.config import ModelConfig
-from lightning_llm.model.plain import WATCHERS
+from lightning_llm.model.unmodified import PASSIVE_HOOK_OWNERS
 from lightning_llm.ops.sizes import CHUNK_BYTES
 from lightning_llm.runs.code import package_digest
 
 # of matmuls, and of parameters where the second part is "true", by the first part of a precision
 DTYPE_OF_PRECISION = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 
-WATCHERS.add(RegisterRecordFunction)  # of trainer.profiler "pytorch"
+PASSIVE_HOOK_OWNERS.add(RegisterRecordFunction)  # of trainer.profiler "pytorch"
 
 # from malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lightning_llm.checkpoints.compatibility import architecture_differences, check_fits, free_fields
 from lightning_llm.checkpoints.reading import read_checkpoint, read_outline
 from lightning_llm.checkpoints.schema import FORMAT, WEIGHTS, trained_tokenizer
-from lightning_llm.checkpoints.sharded import Rows, is_folder, local_rows
+from lightning_llm.checkpoints.sharded import LazyShardedTensor, is_folder, local_rows
 from lightning_llm.data.datamodule import data_attribute, tokenizer_of
 from lightning_llm.data.tokenizers import Tokenizer
 from lightning_llm.interop.reader import is_model_folder, read_folder
@@ -94,12 +94,12 @@ class InitialWeights(NamedTuple):
         return "; ".join(problems)
 
 
-def read_initial_weights(source: str, say: Callable[[str], object] = lambda line: None) -> InitialWeights:
+def read_initial_weights(source: str, log: Callable[[str], object] = lambda line: None) -> InitialWeights:
     """Read what ``init_from`` names.
 
     Args:
         source: A folder with ``config.json``, a checkpoint, or a run directory (its best, else its newest).
-        say: Called with a line if another checkpoint is used in place of a damaged one.
+        log: Called with a line if another checkpoint is used in place of a damaged one.
 
     Raises:
         ValueError: It is none of these, or damaged.
@@ -109,13 +109,13 @@ def read_initial_weights(source: str, say: Callable[[str], object] = lambda line
         if is_model_folder(path):
             folder = read_folder(path)
             return InitialWeights(path, folder.config, folder.tokenizer, folder.tensors)
-        path = _checkpoint_of(path, say)
+        path = _checkpoint_of(path, log)
         content = read_checkpoint(path, mmap=True, needs=WEIGHTS)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in content["state_dict"].items():
             if name.startswith(PREFIX):
-                yield name.removeprefix(PREFIX), tensor.whole() if isinstance(tensor, Rows) else tensor
+                yield name.removeprefix(PREFIX), tensor.whole() if isinstance(tensor, LazyShardedTensor) else tensor
 
     config = ModelConfig(**content["hyper_parameters"]["architecture"])
     return InitialWeights(path, config, trained_tokenizer(content[FORMAT]), tensors)
@@ -127,14 +127,14 @@ def start_from(source: str, model: Any) -> None:
     Raises:
         ValueError: They are of another architecture (naming each field) or tokenizer, or cannot be read.
     """
-    initial = read_initial_weights(source, _say)
+    initial = read_initial_weights(source, _rank_zero_print)
     data = getattr(model.trainer, "datamodule", None)
     if problem := initial.problem(model.architecture, data):
         raise ValueError(problem)
     if initial.tokenizer is not None and (used := tokenizer_of(data)) is not None:
         before, now = (each.begin_of_text or "no token" for each in (Tokenizer.from_str(initial.tokenizer), used))
         if before != now:
-            _say(
+            _rank_zero_print(
                 f"init_from {source}: texts began with {before} in its training, and begin with {now} in the data; "
                 "lightning-llm prepare --begin-of-text changes the data"
             )
@@ -157,16 +157,16 @@ def check_trust(source: str) -> None:
         config_of_file(outline.get("hyper_parameters", {}).get("architecture", {}), "it")
 
 
-def _checkpoint_of(path: Path, say: Callable[[str], object] = lambda line: None) -> Path:
+def _checkpoint_of(path: Path, log: Callable[[str], object] = lambda line: None) -> Path:
     """This checkpoint, or a run's best, else newest, that is intact."""
     if not path.is_dir() or is_folder(path):
         return path
     if not any((path / CHECKPOINTS).glob("*.ckpt")):
         raise ValueError("it has neither config.json nor checkpoints: give a model's folder, a checkpoint or a run")
-    return checkpoint_in(path, say)
+    return checkpoint_in(path, log)
 
 
-_say = rank_zero_only(lambda line: print(line, file=sys.stderr))
+_rank_zero_print = rank_zero_only(lambda line: print(line, file=sys.stderr))
 
 
 def _are_alike(tokenizer: str, other: str) -> bool:

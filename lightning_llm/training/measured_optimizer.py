@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_llm.accounting.settings import weight_dtype
+from lightning_llm.accounting.step_settings import weight_dtype
 from lightning_llm.io.trust import not_found, trust_and_import
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.measure.meter import tensors_in

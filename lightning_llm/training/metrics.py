@@ -18,21 +18,41 @@ GRAD_NORM = "grad_norm"
 AUXILIARY_LOSS = "auxiliary_loss"
 
 
-class Loss(NamedTuple):
-    """Title of a loss, and its unit."""
+class Metric(NamedTuple):
+    """A number in ``summary.json`` that ``compare`` and ``ablate`` compare.
+
+    Attributes:
+        title: In tables.
+        unit: Of its values.
+        digits: Decimal places of its values and differences.
+        is_cost: Whether it is a cost, whose difference has a percentage, and which no seed is meant to change.
+        higher_is_better: Whether a positive difference is an improvement.
+    """
 
     title: str
     unit: str
+    digits: int = 4
+    is_cost: bool = False
+    higher_is_better: bool = False
 
 
-# in ``summary.json``: ``compare`` and ``ablate`` compare them
 BITS = "bits_per_byte"
 RECALL = ("recall_loss", "other_loss")  # parts of the loss; runs of earlier versions have none
-LOSSES = {
-    VAL_LOSS: Loss("validation loss", "nats/token"),
-    BITS: Loss("validation loss", "bits/byte"),
-    **{name: Loss(name.replace("_", " "), "nats/token") for name in RECALL},
+SECONDS, PEAK_MEMORY = "seconds", "peak_memory_gib"
+METRICS = {
+    VAL_LOSS: Metric("validation loss", "nats/token"),
+    BITS: Metric("validation loss", "bits/byte"),
+    **{name: Metric(name.replace("_", " "), "nats/token") for name in RECALL},
+    SECONDS: Metric("time", "s", digits=1, is_cost=True),
+    PEAK_MEMORY: Metric("peak memory", "GiB", digits=3, is_cost=True),
 }
+LOSSES = tuple(name for name, metric in METRICS.items() if not metric.is_cost)
+
+
+def unit_of_metric(name: str) -> str:
+    """The unit of a metric; of one of another program, its name."""
+    return METRICS[name].unit if name in METRICS else name
+
 
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 STEP_SECONDS = "throughput/step_s"

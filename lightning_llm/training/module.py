@@ -26,7 +26,7 @@ from lightning_llm.optim.adamw import AdamW
 from lightning_llm.optim.groups import GroupRule, ParamGroup, apply_group_factors, param_groups
 from lightning_llm.optim.schedules import Schedule
 from lightning_llm.training.budget import MemoryBudget
-from lightning_llm.training.callbacks.run_record import missing_callbacks
+from lightning_llm.training.callbacks.summary_file import missing_callbacks
 from lightning_llm.training.capture import CapturedLoss
 from lightning_llm.training.distributed import build_for, share_work
 from lightning_llm.training.environment import environment_of, print_changes, seed_dropout, switch_tf32

@@ -16,7 +16,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_llm.accounting.settings import divisor
+from lightning_llm.accounting.step_settings import divisor
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.validated import asked_limit

@@ -14,8 +14,14 @@ from lightning_llm.accounting.counts import hidden_matrix_parameters, parameters
 from lightning_llm.accounting.estimate import Optimizer, RunConfig
 from lightning_llm.accounting.hardware import Reserve, auto_precision, cpu_features, device_from_part, reserve_for
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import CONTEXT_LENGTH, GLOBAL_BATCH_SIZE, Measured, StepSettings, weight_dtype
 from lightning_llm.accounting.sizing import SIZE_OPTIONS, Sizing, given_options, request_in, sizing_for, with_options
+from lightning_llm.accounting.step_settings import (
+    CONTEXT_LENGTH,
+    GLOBAL_BATCH_SIZE,
+    Measured,
+    StepSettings,
+    weight_dtype,
+)
 from lightning_llm.io.config_file import (
     MOST,
     Section,
@@ -47,7 +53,7 @@ class RunOptions:
     """Options of a run and its device: configs, and what overrides their values where it is given."""
 
     config: Sequence[str]
-    device: str | None = None
+    gpu: str | None = None
     world_size: int | None = None
     strategy: str | None = None
     gradient_views: bool = False
@@ -90,7 +96,7 @@ def read_run(options: RunOptions) -> RunConfig:
     if is_custom(path := text_of(raw, "model.class_path", OWN)):
         print(f"model.class_path {path} is counted as a LanguageModel: what it adds is left out", file=sys.stderr)
     config = _architecture(raw, options, source)
-    device = None if options.device is None else device_from_part(options.device)
+    device = None if options.gpu is None else device_from_part(options.gpu)
     precision = options.precision or text_of(raw, "trainer.precision", "auto")
     reason = ""
     if precision == "auto":

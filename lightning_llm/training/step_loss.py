@@ -22,7 +22,7 @@ from lightning_llm.data.batches import IGNORED
 from lightning_llm.optim.clipping import clip_grad_norm_
 
 
-class Counted(NamedTuple):
+class LossDenominator(NamedTuple):
     """Count that the loss of a micro-batch, as Lightning reports it, is the mean over.
 
     Attributes:
@@ -38,11 +38,11 @@ class StepLoss:
     """Makes the loss of a step a mean over the targets of its global batch, however that is cut.
 
     Attributes:
-        counted: Of the last micro-batch; ``None`` before the first.
+        denominator: Of the last micro-batch; ``None`` before the first.
     """
 
     def __init__(self) -> None:
-        self.counted: Counted | None = None
+        self.denominator: LossDenominator | None = None
         self._total: Tensor | None = None  # count of the step so far; None: nothing is left to divide by it
         self._unit = 0.0
 
@@ -61,7 +61,7 @@ class StepLoss:
         count = count.detach().to(torch.float32 if loss.device.type == "mps" else torch.float64)
         if _micro_batches(trainer) == 1:
             self._total = None
-            self.counted = Counted(scale=count, weight=count)
+            self.denominator = LossDenominator(scale=count, weight=count)
             return loss
         if micro_batch_of_step(trainer) == 0:
             self._total = None
@@ -71,7 +71,7 @@ class StepLoss:
             elif not self._unit:  # the same in all processes
                 self._unit = trainer.strategy.broadcast(size)
         self._total = count if self._total is None else self._total + count
-        self.counted = Counted(scale=self._unit * trainer.accumulate_grad_batches, weight=count)
+        self.denominator = LossDenominator(scale=self._unit * trainer.accumulate_grad_batches, weight=count)
         return loss * (count / self._unit).to(loss.dtype)
 
     def finish(

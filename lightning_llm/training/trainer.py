@@ -25,8 +25,8 @@ from lightning_llm.training.callbacks.memory_profiler import MemoryProfiler
 from lightning_llm.training.callbacks.non_finite import StopOnNonFinite
 from lightning_llm.training.callbacks.progress import StatusFile, StepProgressBar
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints, refuse_names_of_ours
-from lightning_llm.training.callbacks.run_record import RunRecord, callback_of
 from lightning_llm.training.callbacks.signals import StopOnSignal
+from lightning_llm.training.callbacks.summary_file import SummaryFile, callback_of
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.capture import capture_problems
 from lightning_llm.training.checkpoint_io import AtomicCheckpointIO
@@ -162,7 +162,7 @@ class Trainer(pl.Trainer):
         """
         raise_all(capture_problems(args[0] if args else kwargs.get("model"), self))
         if callback_of(self, StatusFile) is None and not self.barebones:
-            self.callbacks.append(RunRecord())  # type: ignore[attr-defined]
+            self.callbacks.append(SummaryFile())  # type: ignore[attr-defined]
         was_open = self.run_directory.is_open
         self.open_run()
         try:

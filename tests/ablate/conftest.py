@@ -115,12 +115,12 @@ class InThisProcess:
             return runpy.run_path(str(self.main))["main"]()
 
 
-def work(out, say=print, slots=1):
+def work(out, log=print, slots=1):
     """Train all runs as ``ablate work`` does, without processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "RunProcess", InThisProcess)
         patch.setattr(runner, "wait_for_one", lambda processes, wait_s: None)
-        runner.Runner(Plan.read(out), [Slot()] * slots, say).run()
+        runner.Runner(Plan.read(out), [Slot()] * slots, log).run()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.claims import STALE_S, take, taken
+from lightning_llm.ablate.claims import STALE_S, claimed, take
 
 RUN = "mlp=relu2,seed=3"
 
@@ -26,7 +26,7 @@ def test_of_many_that_ask_one_gets_it(tmp_path):
     for thread in threads:
         thread.join()
     assert len([claim for claim in found if claim]) == 1
-    assert taken(tmp_path, [RUN])
+    assert claimed(tmp_path, [RUN])
     assert take(tmp_path, "mlp=relu2,seed=33") is not None  # another run
 
 
@@ -39,7 +39,7 @@ def test_many_can_read_the_clock_of_the_file_system_at_once(tmp_path):
 
 def test_what_was_given_up_can_be_taken_at_once(tmp_path):
     take(tmp_path, RUN).give_up()
-    assert not taken(tmp_path, [RUN])
+    assert not claimed(tmp_path, [RUN])
     assert take(tmp_path, RUN) is not None
 
 

@@ -8,16 +8,28 @@ from lightning_llm.ablate import history
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.history import Earlier, Spread, earlier, siblings, spread_in, spread_of
 from lightning_llm.ablate.plan import PlannedVariant, PlanRecord
+from lightning_llm.ablate.report.record import VERSION
 from lightning_llm.io.records import write_record
 
-NOISE = {"null": {"sd": 0.02, "noise": {"sd_interval": [0.01, 0.05]}}}
+ABOUT = {"metric": "val_loss", "unit": "nats/token", "verdict": "undecided", "direction": "not shown"}
+ABOUT |= {"sentence": "", "has_ended": True, "pairs": 4, "level": 0.95, "diverged": 0, "baseline_diverged": 0}
+ABOUT |= {"note": "", "warnings": [], "variant": "null", "kind": "null"}
+NOISE = {"sd_interval": [0.01, 0.05], "unpaired_sd": 0.1}
+NOISE |= dict.fromkeys(("correlation_interval", "seeds_saved", "seeds_saved_interval"))
+NULL = {**ABOUT, "sd": 0.02, "noise": NOISE}
+
+
+def report_with(*rows, metric="val_loss", version=VERSION):
+    """The JSON of a report with these rows."""
+    facts = {"version": version, "kind": "experiment", "name": "first", "unit": "nats/token"}
+    return json.dumps({**facts, "metric": metric, "alpha": 0.05, "level": 0.95, "rows": rows})
 
 
 @pytest.fixture
 def add(tmp_path):
-    """``add(name, runs)``: an experiment of the baseline ``x`` with these runs, and its report if it has noise."""
+    """``add(name, runs)``: an experiment of the baseline ``x`` with these runs, and its report if it has rows."""
 
-    def added(name, runs=(), config="x", metric="val_loss", aa=None):
+    def added(name, runs=(), config="x", metric="val_loss", rows=None):
         folder = tmp_path / name
         for run in runs:
             (folder / "runs" / run).mkdir(parents=True)
@@ -26,8 +38,8 @@ def add(tmp_path):
         variants = {"baseline": PlannedVariant()}
         record = PlanRecord(experiment=experiment, variants=variants, program="fit", asked={"baseline": config})
         write_record(folder / "plan.json", record)
-        if aa is not None:
-            (folder / "report.json").write_text(json.dumps({"metric": metric, "aa": aa}))
+        if rows is not None:
+            (folder / "report.json").write_text(report_with(*rows, metric=metric))
         return folder
 
     return added
@@ -57,35 +69,41 @@ def test_of_very_many_the_last_are_looked_at(add, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("aa", "spread"),
+    ("rows", "spread"),
     [
-        (NOISE, Spread(0.02, "first", "null", (0.01, 0.05))),
-        ({"null": {"sd": 0.02, "noise": None}}, Spread(0.02, "first", "null")),
-        ({"null": None}, None),
-        ({"null": {"sd": None}}, None),
-        ({"null": {"sd": 0.0}}, None),  # a null variant that began like the baseline
-        ({"null": {"sd": 1e9}}, None),
-        ({"null": {"sd": "0.02"}}, None),
-        ({"null": {"sd": 0.02, "noise": {"sd_interval": [0.01]}}}, None),
-        ({}, None),
+        ([NULL], Spread(0.02, "first", "null", (0.01, 0.05))),
+        ([{**ABOUT, "sd": 0.02}], Spread(0.02, "first", "null")),
+        ([], None),
+        ([ABOUT], None),
+        ([{**ABOUT, "sd": 0.0}], None),  # a null variant that began like the baseline
+        ([{**ABOUT, "sd": 1e9}], None),
+        ([{**ABOUT, "sd": "0.02"}], None),
+        ([{**NULL, "noise": {**NOISE, "sd_interval": [0.01]}}], None),
+        ([{**NULL, "kind": "secondary"}], None),
     ],
 )
-def test_the_spread_is_that_of_a_report(add, tmp_path, aa, spread):
-    folder = add("first", aa=aa)
+def test_the_spread_is_that_of_a_report(add, tmp_path, rows, spread):
+    folder = add("first", rows=rows)
     assert [each.spread for each in earlier(tmp_path / "new", "x", "val_loss")] == [spread]
     if spread is not None:
         assert spread_in(folder, "val_loss") == spread
 
 
 def test_the_spread_is_the_largest_of_the_variants(add):
-    folder = add("first", aa=NOISE)
-    report = {"metric": "val_loss", "aa": NOISE, "variants": {"a": {"sd": 0.3, "noise": None}, "b": {"sd": None}}}
-    (folder / "report.json").write_text(json.dumps(report))
+    of_variants = ({**ABOUT, "variant": name, "kind": "result", "sd": sd} for name, sd in (("a", 0.3), ("b", None)))
+    folder = add("first", rows=[*of_variants, NULL])
     assert spread_in(folder, "val_loss") == Spread(0.3, "first", "a")
 
 
+def test_the_spread_in_a_metric_of_which_higher_is_better_is_that_of_its_report(add):
+    row = {**NULL, "kind": "result", "variant": "a", "metric": "accuracy"}
+    folder = add("first", metric="-accuracy")
+    (folder / "report.json").write_text(report_with(row, metric="accuracy"))
+    assert spread_in(folder, "-accuracy") == Spread(0.02, "first", "a", (0.01, 0.05))
+
+
 def test_a_spread_in_another_metric_is_none(add):
-    folder = add("first", aa=NOISE)
+    folder = add("first", rows=[NULL])
     with pytest.raises(ValueError, match=r"first has no report.json with the spread of .* in bits_per_byte: give --sp"):
         spread_in(folder, "bits_per_byte")
 

@@ -15,7 +15,7 @@ from lightning_llm.ablate.ladder import (
     with_further,
     with_tuned,
 )
-from lightning_llm.ablate.ladder_report import prediction_for
+from lightning_llm.ablate.report.from_sizes import prediction_for
 from lightning_llm.model.parts import BUILT_IN, name_of
 from tests.ablate.conftest import COMPUTES, LADDER_FILE
 from tests.ablate.test_experiment import EXAMPLES, ROOT

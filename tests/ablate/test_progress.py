@@ -3,11 +3,10 @@
 import re
 
 from lightning_llm.ablate import progress
-from lightning_llm.ablate.curves import curves_of
 from lightning_llm.ablate.next_runs import Extension, RunKey
-from lightning_llm.ablate.page import sections_of
 from lightning_llm.ablate.progress import Display
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report.from_experiment import report_of
+from lightning_llm.ablate.report.render import page
 from lightning_llm.ablate.results import load_experiment, losses_of
 from tests.ablate.conftest import work
 
@@ -58,5 +57,6 @@ def test_progress_counts_the_pairs_that_are_added(experiment):
         ["b"],
     )
     report = report_of(load_experiment(plan.out))
-    assert (report["looks"], report["tested_after"]) == ([4], [4, 6])
-    assert "tested after 4 and 6 pairs" in "".join(sections_of(report, curves_of(load_experiment(plan.out))))
+    assert (report.design.looks, report.design.tested_after) == ([4], [4, 6])
+    assert "tested after 4 and 6 pairs" in str(report)
+    assert "tested after 4 and 6 pairs" in page(report)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_llm.ablate.ratios import is_one, median_interval, ratio_in_words
+from lightning_llm.ablate.ratios import StepCost, is_one, median_interval, ratio_in_words
 
 
 @pytest.mark.parametrize(("values", "low", "high"), [(6, 1, 6), (9, 2, 8), (20, 6, 15), (100, 40, 61), (300, 133, 168)])
@@ -40,4 +40,6 @@ def test_one_inside_of_the_interval(interval, is_it):
 
 
 def test_a_side_is_known_to_be_as_fast_as_itself():
-    assert ratio_in_words({"ratio": 1.0, "ratio_interval": [1.0, 1.0]}) == "1.000"
+    times = dict.fromkeys(("step_s", "step_p20_s", "step_p80_s", "ratio", "ratio_p20", "ratio_p80"), 1.0)
+    step = StepCost(**times, ratio_interval=(1.0, 1.0), peak_bytes=None)
+    assert ratio_in_words(step) == "1.000"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_llm.ablate import reuse, words
+from lightning_llm.ablate import reuse
 from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report import words
+from lightning_llm.ablate.report.from_experiment import report_of
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.reuse import Identity, link_needed, reusable
 from lightning_llm.ablate.tuning import Grid
@@ -56,16 +57,17 @@ def first(experiment):
 
 def test_a_second_experiment_trains_no_baseline_no_replay_and_no_null(experiment, first):
     plan, said = plan_of(experiment, "second", "b", effect=0.1), []
-    work(plan.out, say=said.append)
+    work(plan.out, log=said.append)
     assert set(trained(plan)) == {f"b,seed={seed}" for seed in range(4)}
     assert "baseline,seed=0: from first" in said
     alone = plan_of(experiment, "alone", "b", "none", effect=0.1)
     work(alone.out)
     assert len(trained(alone)) == 13
     ours, theirs = (report_of(load_experiment(each.out)) for each in (plan, alone))
-    assert ours["variants"] == theirs["variants"]
-    assert ours["aa"] == theirs["aa"] | {"replay_difference": 0.0}
-    assert theirs["reused"]["runs"] == {}
+    assert (ours.rows, ours.variants) == (theirs.rows, theirs.variants)
+    assert [row.kind for row in ours.rows] == ["result", "null"]
+    assert (ours.checks, ours.checks.replay_difference) == (theirs.checks, 0.0)
+    assert theirs.design.reused == {}
     lines = words.design_lines(ours)
     assert lines[-2:] == ["Reused from first: baseline seeds 0 to 3; null seeds 0 to 3.", words.SHARED]
     assert "In first, the baseline with one seed, trained twice: bit-identical." in words.noise_lines(ours)
@@ -77,8 +79,9 @@ def test_a_second_experiment_trains_no_baseline_no_replay_and_no_null(experiment
     work(third.out)  # what is gone is trained again, and the first seed twice
     assert {"baseline,seed=0", "baseline-again,seed=0", "null,seed=3", "c,seed=0"} <= set(trained(third))
     report = report_of(load_experiment(third.out))
-    assert report["reused"] == {"runs": {}, "replay": None, "variants": False}
-    assert report["cost"]["runs"] == 13
+    design = report.design
+    assert (design.reused, design.reused_replay, design.reused_variants) == ({}, "", False)
+    assert report.spent.runs == 13
 
 
 def test_a_third_experiment_names_the_one_that_trained_the_same_seed_twice(experiment, first):
@@ -87,7 +90,7 @@ def test_a_third_experiment_names_the_one_that_trained_the_same_seed_twice(exper
     third = plan_of(experiment, "third", "c")
     work(third.out)
     assert third.record.reused.runs["baseline,seed=0"] == "a-second"
-    assert report_of(load_experiment(third.out))["reused"]["replay"] == "first"
+    assert report_of(load_experiment(third.out)).design.reused_replay == "first"
     assert not any(run.startswith("baseline") for run in trained(third))
 
 
@@ -96,7 +99,7 @@ def test_a_first_seed_that_is_trained_here_is_trained_twice(experiment, first):
     plan = plan_of(experiment, "second", "b")
     work(plan.out)
     assert {run for run in trained(plan) if run.startswith("baseline")} == {"baseline,seed=0", "baseline-again,seed=0"}
-    assert report_of(load_experiment(plan.out))["reused"]["replay"] is None
+    assert report_of(load_experiment(plan.out)).design.reused_replay == ""
 
 
 def test_no_pair_with_a_reused_run_says_how_to_train_it(experiment, first):

@@ -20,7 +20,7 @@ from tests.ablate.conftest import InThisProcess, work
 
 def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):
     plan, said = experiment({"a": {"effect": -0.5}, "b": {"effect": 0.0, "noise": 0.1}}), []
-    work(plan.out, say=said.append)
+    work(plan.out, log=said.append)
     loaded = load_experiment(plan.out)
     assert {name: each.verdict for name, each in loaded.state.verdicts.items()} == {"a": "better", "b": "undecided"}
     assert said[:3] == ["baseline,seed=0: starting", "baseline-again,seed=0: starting", "null,seed=0: starting"]
@@ -30,7 +30,7 @@ def test_a_worker_takes_runs_until_the_verdicts_are_in(experiment):
     assert loaded.replay == Replay(0.0)
     assert loaded.state.null.sd == pytest.approx(0.003e-3 * np.std([0, 1, 2, 0], ddof=1))
     assert loaded.results[RunKey("a", 1)].summary["seconds"] == 1.0
-    work(plan.out, say=said.append)
+    work(plan.out, log=said.append)
     assert len(said) == len(loaded.results)  # nothing is repeated
 
 
@@ -49,7 +49,7 @@ def test_a_failed_run_ends_the_worker_with_the_last_line_of_its_log(experiment):
     plan = experiment({"a": {"effect": 0.0, "fails": True}})
     with pytest.raises(ValueError, match=r"^a,seed=0 failed: .*No space left on device; see .*a,seed=0\.txt$"):
         work(plan.out)
-    assert not claims.taken(plan.out, ["a,seed=0"])
+    assert not claims.claimed(plan.out, ["a,seed=0"])
 
 
 def test_a_run_in_which_another_process_still_trains_is_waited_for(experiment, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_run_that_another_runner_has_is_left_to_it(experiment, monkeypatch):
         others.append(seconds)
 
     monkeypatch.setattr(runner, "time", SimpleNamespace(sleep=sleep))
-    work(plan.out, say=said.append)
+    work(plan.out, log=said.append)
     assert others
     assert said[-1] == "baseline,seed=0: starting"
     assert Counter(said)["baseline,seed=0: starting"] == 1
@@ -142,7 +142,7 @@ def test_what_trains_when_the_runner_is_stopped_is_asked_to_end(experiment, proc
     with pytest.raises(KeyboardInterrupt):
         processes(Endless)(plan)
     assert asked == ["baseline,seed=0"]
-    assert not claims.taken(plan.out, asked)
+    assert not claims.claimed(plan.out, asked)
 
 
 def test_it_stops_when_it_is_told_to(experiment, processes):

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lightning_llm.ablate.names import BASELINE, STREAM
+from lightning_llm.ablate.report.from_stream import stream_report
 from lightning_llm.ablate.results import results_of, run_seconds, trained_here
 from lightning_llm.ablate.stream import (
     CURRENT,
@@ -29,10 +30,9 @@ from lightning_llm.ablate.stream import (
     verdict_of,
     write_current,
 )
-from lightning_llm.ablate.stream_report import stream_report
 from lightning_llm.statistics.stream import StreamRule, e_value_of
 from tests.ablate.conftest import work
-from tests.ablate.test_stream_report import VERDICT
+from tests.ablate.report.test_from_stream import VERDICT
 
 RECORD = StreamRecord(
     asked=Asked(baseline={"base.yaml": "0" * 64}, options=[]),
@@ -209,7 +209,7 @@ def test_settings_are_checked(wrong):
 
 def mean_of(pairs, count):
     """Of the differences of so many pairs whose baseline did not diverge."""
-    differences = [pair["variant"] - pair["baseline"] for pair in pairs if pair["baseline"] is not None]
+    differences = [pair.difference for pair in pairs if pair.baseline is not None]
     return np.mean(differences[:count])
 
 
@@ -217,19 +217,21 @@ def test_a_final_stream_publishes_its_losses_and_takes_no_more_ideas(stream, tmp
     for effect, name in ((-0.5, "a"), (0.1, "b")):
         end(stream(effect, name))
     out = tmp_path / "s"
-    assert "by_seed" not in json.dumps(stream_report(Stream.read(out)))
+    hidden = stream_report(Stream.read(out))
+    assert [row.by_seed for row in hidden.rows] == [[], [], []]
     refuse_final(Stream.read(out))
     finish(Stream.read(out))
-    better, worse = stream_report(Stream.read(out))["ideas"]
-    assert (better["verdict"], worse["verdict"]) == ("adopted", "rejected")
-    for idea in (better, worse):  # the losses give the numbers again
-        assert mean_of(idea["by_seed"], idea["pairs"]) == pytest.approx(idea["difference"])
-        differences = [pair["variant"] - pair["baseline"] for pair in idea["by_seed"]][: idea["pairs"]]
-        assert e_value_of(differences) == pytest.approx(idea["e_value"])
-    confirmed = better["confirmation"]
-    assert mean_of(better["confirming_by_seed"], confirmed["pairs"]) == pytest.approx(confirmed["difference"])
-    assert len(better["confirming_by_seed"]) == confirmed["pairs"]
-    assert not worse["confirming_by_seed"]
+    report = stream_report(Stream.read(out))
+    better, worse = report.of_kind("result")
+    assert (better.verdict, worse.verdict) == ("adopted", "rejected")
+    for row in (better, worse):  # the losses give the numbers again
+        assert mean_of(row.by_seed, row.pairs) == pytest.approx(row.difference)
+        differences = [pair.difference for pair in row.by_seed][: row.pairs]
+        assert e_value_of(differences) == pytest.approx(row.idea.e_value)
+    (confirmed,) = report.of_kind("confirmation")
+    assert confirmed.variant == better.variant
+    assert mean_of(confirmed.by_seed, confirmed.pairs) == pytest.approx(confirmed.difference)
+    assert len(confirmed.by_seed) == confirmed.pairs
     with pytest.raises(ValueError, match="is final, and its report has the losses of its seeds: begin another stream"):
         refuse_final(Stream.read(out))
 

@@ -117,8 +117,9 @@ def test_a_difference_that_only_the_learning_rate_makes_is_gone_after_tuning(exp
     assert len(started) == len(set(started)) == 13 + 2 * 2 * 5 + 4
     assert main(["ablate", "report", str(plan.out)]) == 0
     report = json.loads((plan.out / "report.json").read_text())
-    both = report["variants"]["a"]
-    assert (both["difference"], both["tuned"]["difference"]) == (pytest.approx(-4.0), pytest.approx(0.0))
+    untuned, tuned = (row for row in report["rows"] if row["kind"] in ("result", "tuned"))
+    assert (untuned["kind"], untuned["difference"]) == ("result", pytest.approx(-4.0))
+    assert (tuned["kind"], tuned["difference"]) == ("tuned", pytest.approx(0.0))
     assert report["tuning"]["variants"]["baseline"]["best"] == 4.0
     assert (report["tuning"]["runs"], report["tuning"]["run_seconds"]) == (20, 20.0)
     assert "a, tuned" in (printed := capsys.readouterr().out)

@@ -10,7 +10,7 @@ from lightning_llm.__main__ import main
 from lightning_llm.accounting import find_device, parameters_by_part, step_memory
 from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.accounting.parts import KNOWN, parts_to_measure
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.accounting.step_time import CostModel, step_time
 from lightning_llm.model import mlp, norm
 from lightning_llm.model.parts import BUILT_IN, REQUIRED, BuiltIn

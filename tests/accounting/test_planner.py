@@ -11,8 +11,8 @@ from torch import nn
 from lightning_llm.accounting import find_device, step_memory
 from lightning_llm.accounting.hardware import Reserve
 from lightning_llm.accounting.measured_parts import measure_parts
-from lightning_llm.accounting.planner import Planner, StepChoice, Task, choose, configured, divisors, row_counts
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.planner import Planner, SearchSpace, StepChoice, choose, configured, divisors, row_counts
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.accounting.step_time import GENERIC, CostModel
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.sizes import PLANNED_CHUNK_BYTES, loss_rows
@@ -29,11 +29,11 @@ def model(**changes):
     return ModelConfig(**{**sizes, "intermediate_size": 256, **changes})
 
 
-def task(config=None, *, global_batch_size=12, strategies=("ddp",), cost_model=CPU, **settings):
+def space(config=None, *, global_batch_size=12, strategies=("ddp",), cost_model=CPU, **settings):
     """The settings of a step, and what may be chosen."""
     choices = {name: settings.pop(name) for name in ("loss_chunks", "state_dtypes", "reserve") if name in settings}
     settings.setdefault("context_length", 64)
-    return Task(
+    return SearchSpace(
         config=config or model(),
         cost_model=cost_model,
         step=StepSettings(rows=1, device="cuda" if cost_model is GPU else "cpu", **settings),
@@ -44,7 +44,7 @@ def task(config=None, *, global_batch_size=12, strategies=("ddp",), cost_model=C
 
 
 @st.composite
-def tasks(draw):
+def spaces(draw):
     """Small ones, of all kinds of model."""
     pick = st.sampled_from
     mlp = draw(pick(["memory_optimized_swiglu", "memory_optimized_swiglu", "swiglu", "gelu"]))
@@ -56,7 +56,7 @@ def tasks(draw):
         norm=draw(pick(["rmsnorm", "layernorm"])),
         tie_word_embeddings=draw(st.booleans()),
     )
-    return task(
+    return space(
         config,
         global_batch_size=draw(pick([1, 4, 12])),
         context_length=draw(pick([48, 128])),
@@ -87,7 +87,7 @@ def measured(planned, choice):
 
 @pytest.mark.slow
 @drawn(8)
-@given(tasks(), st.floats(0.01, 0.9))
+@given(spaces(), st.floats(0.01, 0.9))
 def test_a_plan_fits_when_run_and_the_next_larger_micro_batch_does_not(planned, share):
     planner = Planner(planned)
     budget = budget_within(planner, share)
@@ -117,7 +117,7 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_a_plan_with_an_mlp_of_the_users_own_fits_too(precision, share):
     config = model(vocab_size=60, hidden_size=64, num_hidden_layers=2, mlp=f"{__name__}.Gated")
-    planned = task(config, global_batch_size=12, context_length=128, precision=precision)
+    planned = space(config, global_batch_size=12, context_length=128, precision=precision)
     with pytest.raises(ValueError, match="has no formula"):
         Planner(planned)
     step = dataclasses.replace(planned.step, measured=measure_parts(config, precision, 16))
@@ -129,8 +129,8 @@ def test_a_plan_with_an_mlp_of_the_users_own_fits_too(precision, share):
 
 
 def everything(planner):
-    """All choices of a task."""
-    planned = planner.task
+    """All choices of a space."""
+    planned = planner.space
     recompute = ("none", "attention", "block") if len(planner.levels) > 1 else ("none", "mlp", "attention", "block")
     choices = itertools.product(
         planner.rows, planner.levels, recompute, planned.loss_chunks, planned.state_dtypes, planned.strategies
@@ -140,7 +140,7 @@ def everything(planner):
 
 @pytest.mark.slow
 @drawn(4)
-@given(tasks(), st.floats(0, 1.1))
+@given(spaces(), st.floats(0, 1.1))
 def test_the_search_finds_what_trying_everything_finds(planned, share):
     planner = Planner(planned)
     budget = budget_within(planner, share)
@@ -150,7 +150,7 @@ def test_the_search_finds_what_trying_everything_finds(planned, share):
 
 
 def test_trying_everything_with_several_processes():
-    shared = task(
+    shared = space(
         model(num_hidden_layers=2),
         cost_model=GPU,
         world_size=2,
@@ -167,7 +167,7 @@ def test_trying_everything_with_several_processes():
 
 @pytest.mark.slow
 @drawn(3)
-@given(tasks(), st.lists(st.floats(0, 1.5), min_size=3, max_size=5))
+@given(spaces(), st.lists(st.floats(0, 1.5), min_size=3, max_size=5))
 def test_more_memory_is_never_slower(planned, shares):
     planner = Planner(planned)
     seconds = [planner.fastest(budget_within(planner, share)).time.seconds for share in sorted(shares)]
@@ -180,23 +180,23 @@ def test_more_memory_is_never_slower(planned, shares):
 def test_on_cuda_a_plan_has_chunks_of_the_loss_that_are_small(monkeypatch):
     config = model(vocab_size=50_257)
     settings = {"context_length": 1024, "precision": "bf16-mixed", "loss_chunks": (None,)}
-    planner = Planner(task(config, global_batch_size=8, cost_model=GPU, **settings))
+    planner = Planner(space(config, global_batch_size=8, cost_model=GPU, **settings))
     chosen = choose(planner, 10 * 2**30).choice
     rows = loss_rows(chosen.rows * 1024, 50_257, 2, "cuda", chosen.loss_chunks)
     assert 64 * 2**20 < rows * 50_257 * 2 <= PLANNED_CHUNK_BYTES["cuda"]
-    largest = Planner(task(config, global_batch_size=8, cost_model=GPU, **{**settings, "loss_chunks": (1,)}))
+    largest = Planner(space(config, global_batch_size=8, cost_model=GPU, **{**settings, "loss_chunks": (1,)}))
     assert planner.memory_of(chosen).peak < largest.memory_of(dataclasses.replace(chosen, loss_chunks=1)).peak
-    small = Planner(task(model(), cost_model=GPU, loss_chunks=(None,)))
+    small = Planner(space(model(), cost_model=GPU, loss_chunks=(None,)))
     assert choose(small, 10 * 2**30).choice.loss_chunks is None  # one chunk in any case
-    on_cpu = Planner(task(config, global_batch_size=8, **settings))
+    on_cpu = Planner(space(config, global_batch_size=8, **settings))
     assert choose(on_cpu, 10 * 2**30).choice.loss_chunks is None
 
 
 def test_the_memory_of_a_plan_is_that_of_the_accounting():
-    planner = Planner(task())
+    planner = Planner(space())
     chosen = choose(planner, budget_within(planner, 0.4))
     whole = step_memory(
-        configured(planner.task.config, chosen.choice),
+        configured(planner.space.config, chosen.choice),
         rows=chosen.choice.rows,
         context_length=64,
         loss_chunks=chosen.choice.loss_chunks,
@@ -207,7 +207,7 @@ def test_the_memory_of_a_plan_is_that_of_the_accounting():
 
 
 def test_too_little_memory_says_the_least_that_does():
-    planner = Planner(task())
+    planner = Planner(space())
     least = planner.smallest().memory.peak
     with pytest.raises(ValueError, match=f"memory of 1,000 bytes is too little: the smallest that fits is {least:,}"):
         choose(planner, 1000)
@@ -218,7 +218,7 @@ def test_too_little_memory_says_the_least_that_does():
 
 def test_a_plan_leaves_its_reserve_free():
     reserve = Reserve(fixed=10_000, share=0.05)
-    free, planner = Planner(task()), Planner(task(reserve=reserve))
+    free, planner = Planner(space()), Planner(space(reserve=reserve))
     budget = choose(free, budget_within(free, 0.4)).memory.peak
     chosen = choose(planner, budget)
     assert chosen.needed == reserve.around(chosen.memory.peak) <= budget
@@ -231,7 +231,7 @@ def test_a_plan_leaves_its_reserve_free():
 
 
 def test_reducing_once_is_faster_and_needs_more_where_there_are_several_micro_batches():
-    shared = task(
+    shared = space(
         model(num_hidden_layers=2),
         cost_model=GPU,
         world_size=2,
@@ -253,14 +253,14 @@ def test_reducing_once_is_faster_and_needs_more_where_there_are_several_micro_ba
 
 def test_a_batch_that_processes_cannot_share_is_refused():
     with pytest.raises(ValueError, match="global_batch_size 12 cannot be divided by 5 devices"):
-        Planner(task(world_size=5))
+        Planner(space(world_size=5))
 
 
 def test_levels_are_only_for_models_whose_layers_all_have_them():
     optimized, mixed = model(), model(layers=[{"mlp": "gelu"}, {}])
-    assert [Planner(task(config)).levels for config in (optimized, mixed)] == [(0, 1, 2), (0,)]
-    smallest = Planner(task(mixed)).smallest()
-    whole = step_memory(configured(mixed, smallest.choice), Planner(task(mixed)).step_of(smallest.choice))
+    assert [Planner(space(config)).levels for config in (optimized, mixed)] == [(0, 1, 2), (0,)]
+    smallest = Planner(space(mixed)).smallest()
+    whole = step_memory(configured(mixed, smallest.choice), Planner(space(mixed)).step_of(smallest.choice))
     assert smallest.memory.peak == whole.peak
 
 
@@ -275,3 +275,11 @@ def test_of_very_many_divisors_some_are_tried():
     assert set(rows) < set(divisors(720_720))
     assert len(rows) <= 36
     assert max(after / before for before, after in itertools.pairwise(rows)) <= 2
+
+
+def test_all_rows_at_once_are_found_where_few_rows_save_as_many_logits():
+    """One row of 512 tokens has one chunk of logits; 105 rows save little more, since each chunk is as large."""
+    config = model(vocab_size=32_768, num_hidden_layers=1, mlp="swiglu")
+    planner = Planner(space(config, global_batch_size=105, cost_model=GPU, context_length=512, precision="bf16-mixed"))
+    whole = planner.plan(StepChoice(105, 0, "block", None, None, "ddp"))
+    assert planner.fastest(whole.needed).time.seconds <= whole.time.seconds

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_llm.accounting import step_memory
-from lightning_llm.accounting.settings import StepSettings
-from lightning_llm.accounting.sharding import shared_memory
+from lightning_llm.accounting.sharding import rank_memory
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.measure.meter import parts_of
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.ops.losses import linear_cross_entropy
@@ -36,8 +36,8 @@ STEP = {"rows": 2, "context_length": 32}
 def predicted(precision="32-true", strategy="fsdp2", accumulation=1, **options):
     run = {**STEP, "precision": precision, "strategy": strategy, "accumulation": accumulation, "world_size": 2}
     settings = StepSettings(**{**run, **options})
-    memory = step_memory(CONFIG, settings.unshared, state_per_parameter=2)
-    return memory, shared_memory(CONFIG, memory, settings)
+    memory = step_memory(CONFIG, settings.single_process, state_per_parameter=2)
+    return memory, rank_memory(CONFIG, memory, settings)
 
 
 def test_ddp_adds_its_buckets():

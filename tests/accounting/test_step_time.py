@@ -6,7 +6,7 @@ import pytest
 
 from lightning_llm.accounting import find_device, parameters_by_part, step_flops
 from lightning_llm.accounting.parts import KNOWN_NORMS
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.accounting.step_time import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,

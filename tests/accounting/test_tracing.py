@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lightning_llm.accounting import memory, step_memory, tracing
 from lightning_llm.accounting.memory_trace import NeedsValues
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.accounting.tracing import trace_step
 from lightning_llm.model.attention import CausalSelfAttention
 from lightning_llm.model.config import ModelConfig
@@ -179,9 +179,9 @@ def test_norms_and_softmax_of_16_bits_are_wide_on_cuda_under_autocast():
     x = torch.zeros(8, 16, dtype=torch.bfloat16)
     functions = (lambda: F.layer_norm(x, (16,)), lambda: F.rms_norm(x, (16,)), lambda: F.softmax(x, dim=-1))
     for device, wanted in (("cpu", torch.bfloat16), ("cuda", torch.float32)):
-        with tracing.in_trace(device, has_values=True), torch.autocast("cpu", torch.bfloat16):
+        with tracing.trace_mode(device, has_values=True), torch.autocast("cpu", torch.bfloat16):
             assert [function().dtype for function in functions] == [wanted] * 3
-        with tracing.in_trace(device, has_values=True):
+        with tracing.trace_mode(device, has_values=True):
             assert [function().dtype for function in functions] == [torch.bfloat16] * 3
 
 

@@ -1,11 +1,11 @@
 """The bench of ``ablate``: its predictions, comparisons and counts; whole experiments are slow."""
 
-import copy
 import random
 import subprocess
 import sys
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +13,8 @@ from benchmarks import ablate, ablate_experiments
 from benchmarks.__main__ import main
 from benchmarks.ablate import PEEKING, WAYS, Way, predicted
 from benchmarks.ablate_experiments import Experiment, differing, kill_all, killed, processes
+from lightning_llm.ablate.report.record import VERSION
+from lightning_llm.ablate.report.report import Report
 from lightning_llm.io.processes import is_alive
 
 
@@ -51,47 +53,55 @@ def test_shares_of_verdicts_are_compared_with_their_predictions(rows_of, monkeyp
     assert "planned looks: " in capsys.readouterr().err
 
 
-SIDE = {"step_s": 0.1, "peak_bytes": 7}
-REPORT = {
-    "plan": "1f",
-    "seen": {},
-    "out": "runs/a",
-    "variants": {"relu": {"difference": -0.1, "interval": [-0.2, 0.0], "ratio": 1.0, "tuned": None}},
-    "cost": {"runs": 9, "run_seconds": 31.5, "date": "a", "other_cores": 0.1, "variants": {"relu": SIDE}},
-    "tuning": {"runs": 4, "run_seconds": 3.5},
-}
+def report(**changes):
+    """A report of an experiment; ``changes`` are those of its fields."""
+    row = {"difference": -0.1, "interval": [-0.2, 0.0], "verdict": "better", "direction": "better", "sentence": ""}
+    row |= {"pairs": 4, "level": 0.95, "diverged": 0, "baseline_diverged": 0, "note": "", "warnings": []}
+    row |= {"variant": "relu", "metric": "val_loss", "unit": "nats/token", "has_ended": True}
+    step = {"step_s": 0.1, "step_p20_s": 0.1, "step_p80_s": 0.1, "peak_bytes": 7, "ratio_interval": None}
+    step |= {"ratio": 1.0, "ratio_p20": 1.0, "ratio_p80": 1.0}
+    content = {
+        **{"version": VERSION, "kind": "experiment", "name": "a", "folder": "runs/a", "metric": "val_loss"},
+        **{"unit": "nats/token", "alpha": 0.05, "level": 0.95, "rows": [row]},
+        "design": {"plan": "1f"},
+        "variants": {"relu": {"ratio": 1.0, "step": step, "training_s": 3.0}},
+        "spent": {"runs": 9, "run_seconds": 31.5, "date": "a", "other_cores": 0.1},
+        "tuning": {"option": "lr", "seeds": [0], "variants": {}, "runs": 4, "run_seconds": 3.5},
+    }
+    for path, value in changes.items():
+        *outer, last = path.split(".")
+        inner = content
+        for name in outer:
+            inner = inner[int(name) if name.isdecimal() else name]
+        inner[last] = value
+    return msgspec.convert(content, Report)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "names"),
     [
-        ("cost.variants.relu.step_s", 0.2, []),
-        ("cost.variants.relu.peak_bytes", 8, []),
-        ("cost.run_seconds", 90.0, []),
-        ("cost.other_cores", 1.5, []),
+        ("variants.relu.step.step_s", 0.2, []),
+        ("variants.relu.step.peak_bytes", 8, []),
+        ("variants.relu.training_s", 4.0, []),
+        ("spent.run_seconds", 90.0, []),
+        ("spent.other_cores", 1.5, []),
         ("tuning.run_seconds", 90.0, []),
-        ("cost.variants", {}, ["cost.variants.relu.step_s", "cost.variants.relu.peak_bytes", "cost.variants"]),
-        ("plan", "2f", []),
-        ("out", "runs/b", []),
-        ("seen", {"mlps": [0, 1]}, []),
-        ("cost.runs", 10, ["cost.runs"]),
-        ("variants.relu.difference", -0.1 + 1e-12, ["variants.relu.difference"]),
-        ("variants.relu.interval", [-0.2, 0.1], ["variants.relu.interval.1"]),
+        ("variants.relu.training_s", None, ["variants.relu.training_s"]),
+        ("design.plan", "2f", []),
+        ("folder", "runs/b", []),
+        ("design.seen", {"mlps": [0, 1]}, []),
+        ("spent.runs", 10, ["spent.runs"]),
+        ("rows.0.difference", -0.1 + 1e-12, ["rows.0.difference"]),
+        ("rows.0.interval", [-0.2, 0.1], ["rows.0.interval.1"]),
         ("variants.relu.ratio", 1.1, ["variants.relu.ratio"]),
-        ("variants.relu.tuned", {"difference": 0.0}, ["variants.relu.tuned", "variants.relu.tuned.difference"]),
         ("variants.gelu", {}, ["variants.gelu"]),
     ],
 )
 def test_reports_are_equal_but_for_what_is_measured(path, value, names):
-    other = copy.deepcopy(REPORT)
-    *outer, last = path.split(".")
-    inner = other
-    for name in outer:
-        inner = inner[name]
-    inner[last] = value
-    assert differing(other, REPORT) == names
-    assert sorted(differing(REPORT, other)) == sorted(names)
-    assert differing(REPORT, REPORT) == []
+    other = report(**{path: value})
+    assert differing(other, report()) == names
+    assert sorted(differing(report(), other)) == sorted(names)
+    assert differing(report(), report()) == []
 
 
 def test_runs_are_counted_from_what_all_workers_have_written(tmp_path):

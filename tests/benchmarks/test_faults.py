@@ -55,15 +55,15 @@ def broken(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_every_fault_is_survived(tmp_path, capsys):
-    status, rows = rounds(tmp_path, 2 * len(ROUNDS))
+    status, rows = rounds(tmp_path, len(ROUNDS))
     error = capsys.readouterr().err
     assert status == 0, error
     assert rows.keys() == ROUNDS.keys()
     for name, row in rows.items():
-        assert (row["rounds"], row["lost_steps"], row["wrong"]) == (2, 0, 0), name
+        assert (row["rounds"], row["lost_steps"], row["wrong"]) == (1, 0, 0), name
         assert row["injected"] >= 1
-    assert sum(row["resumed"] for row in rows.values()) >= len(ROUNDS)
-    assert rows["nan batch"]["refused"] == rows["truncated checkpoint"]["refused"] == 2
+    assert sum(row["resumed"] for row in rows.values()) >= len(ROUNDS) / 2
+    assert rows["nan batch"]["refused"] == rows["truncated checkpoint"]["refused"] == 1
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from scipy import stats
 from benchmarks import ladder_predictions
 from benchmarks.__main__ import main
 from lightning_llm.ablate.ladder import read_ladder, store_prediction
-from lightning_llm.ablate.ladder_report import prediction_for, write_ladder_report
+from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for
+from lightning_llm.ablate.report.report import Report
 from tests.ablate.conftest import COMPUTES, LADDER_FILE, ladder, train_size  # noqa: F401
 
 
@@ -51,7 +52,7 @@ def checked(ladder, measured, monkeypatch, tmp_path):  # noqa: F811
         made = ladder(sizes)
         store_prediction(made, prediction_for(made, COMPUTES))
         train_size(made, "200k", target, -0.9)
-        write_ladder_report(*read_ladder(Path(made.folder)))
+        ladder_report(*read_ladder(Path(made.folder))).write(made.folder)
         started = []
 
         def run(command, **options):
@@ -74,19 +75,19 @@ def checked(ladder, measured, monkeypatch, tmp_path):  # noqa: F811
         found = measured("ladder", "--shapes", "held-out=lad")
         assert [words[:2] for words in started] == [["ablate", "run"], ["ablate", "extend"]]
         assert started[1][2:] == [made.out, "--size", "200k"]
-        return found, json.loads((Path(made.folder) / "report.json").read_text())
+        return found, Report.read(made.folder)
 
     return rows
 
 
 def test_a_prediction_is_scored_by_its_width_and_by_what_it_misses(checked):
     rows, report = checked({"same": [-0.1, -0.1, -0.1], "bends": [-0.1, -0.1, -0.1]}, {"same": -0.1, "bends": 0.2})
-    predicted = {name: own["predicted"] for name, own in report["predictions"][0]["variants"].items()}
+    predicted = {name: own.predicted for name, own in report.sizes.predictions[0].variants.items()}
     for name, is_hit in {"same": True, "bends": False}.items():
-        (low, high), row = predicted[name]["prediction_interval"], rows[name]
+        (low, high), row = predicted[name].prediction_interval, rows[name]
         assert row["hit"] is is_hit
         assert row["predicted"] == [low, high]
-        assert row["answer"] == predicted[name]["answer"]
+        assert row["answer"] == predicted[name].answer
         assert row["score"] == pytest.approx(high - low + 20 * max(0.0, row["observed"] - high, low - row["observed"]))
     everything = rows["all"]
     assert (everything["hits"], everything["count"]) == (1, 2)
@@ -103,10 +104,10 @@ def test_the_simple_predictions_are_the_largest_sizes_difference_and_a_line(chec
     assert middle["line"][0] == pytest.approx(line["differences"][-1] + step, abs=1e-3)
     assert line["score_line"] < line["score_persists"]
     # all sizes of both variants have one spread
-    pooled = [row for variant in report["ladder"].values() for row in variant["sizes"] if row["size"] != "200k"]
-    freedom = sum(row["pairs"] - 1 for row in pooled)
+    results = list(report.of_kind("result"))
+    freedom = sum(row.pairs - 1 for row in results if row.size != "200k")
     reach = (flat["persists"][1] - flat["persists"][0]) / 2 / stats.t.isf(0.05, freedom)
-    sds = [row["sd"] for row in report["ladder"]["flat"]["sizes"]]
+    sds = [row.sd for row in results if row.variant == "flat"]
     assert math.sqrt(2 / 4) * min(sds) / 2 < reach < math.sqrt(2 / 4) * max(sds) * 2
 
 

@@ -12,7 +12,7 @@ from lightning_llm.checkpoints.reading import (
     read_checkpoint,
     read_outline,
 )
-from lightning_llm.checkpoints.sharded import MARK, PROCESSES, Rows, write_sharded
+from lightning_llm.checkpoints.sharded import MARK, PROCESSES, LazyShardedTensor, write_sharded
 from lightning_llm.io.atomic import link_path, remove_path, replace_path
 from lightning_llm.runs.find import find_checkpoint
 from tests.checkpoints.conftest import Code
@@ -138,7 +138,7 @@ def test_code_in_a_part_is_never_run(tmp_path, name):
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 5), (0, 3), (2, 4), (3, 5), (4, 4), (5, 5)])
 def test_rows_between(start, stop):
-    rows = Rows((5, 2), [(0, ROWS[:1]), (1, ROWS[1:3]), (3, ROWS[3:5]), (5, ROWS[5:])])
+    rows = LazyShardedTensor((5, 2), [(0, ROWS[:1]), (1, ROWS[1:3]), (3, ROWS[3:5]), (5, ROWS[5:])])
     assert torch.equal(rows.between(start, stop), ROWS[start:stop])
 
 

@@ -24,16 +24,19 @@ import yaml
 
 from benchmarks.ablate_experiments import COMMAND, RUN, SERVER, processes
 from lightning_llm.__main__ import main
-from lightning_llm.ablate import matching, planning, report
+from lightning_llm.ablate import Report, matching, planning
 from lightning_llm.ablate.fit import cost
 from lightning_llm.ablate.fit import matching as fit_matching
-from lightning_llm.ablate.names import PLAN
+from lightning_llm.ablate.names import NULL, PLAN
 from lightning_llm.ablate.next_runs import Extension, RunKey
 from lightning_llm.ablate.plan import CONFIGS, PlannedVariant, Replay, Reused
+from lightning_llm.ablate.report import from_experiment
+from lightning_llm.ablate.report.record import VERSION, Row
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.measure.timer import Timing
-from lightning_llm.statistics.design import Design
-from lightning_llm.statistics.power import outlook
+from lightning_llm.statistics.design import NOT_SHOWN, UNDECIDED, Design
+from lightning_llm.statistics.power import power_analysis
+from lightning_llm.statistics.verdict import Noise
 from tests.ablate.conftest import frozen, work
 from tests.ablate.test_experiment import ROOT, SHIPPED
 from tests.cli.conftest import CONFIG
@@ -295,6 +298,17 @@ def test_a_wrong_command_line_is_one_line(tmp_path, monkeypatch, capsys, words, 
     assert says in the_line(capsys)
 
 
+def null_of(sd, sd_interval=None):
+    """The report of an experiment whose null variant has had a look."""
+    noise = None if sd_interval is None else Noise(sd_interval, 0.01, None, None, None)
+    about = {"variant": NULL, "kind": "null", "metric": "val_loss", "unit": "nats/token", "sd": sd, "noise": noise}
+    counts = {"pairs": 8, "level": 0.95, "diverged": 0, "baseline_diverged": 0, "note": "", "warnings": []}
+    words = {"verdict": UNDECIDED, "direction": NOT_SHOWN, "sentence": "neither better nor worse is shown"}
+    fields = {"metric": "val_loss", "unit": "nats/token", "alpha": 0.05, "level": 0.95}
+    row = Row(**about, **counts, **words, has_ended=True)
+    return Report(version=VERSION, kind="experiment", name="pilot", rows=[row], **fields)
+
+
 def test_power_shows_what_an_experiment_would_find(folder, capsys):
     words = ["power", "--baseline", "base.yaml", "--vary", f"{MLP}=relu", "--vary", f"{MLP}=gelu"]
     assert main(["ablate", *words, "--spread", "0.001"]) == 0
@@ -306,9 +320,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     assert rows[-1][1] == "100%"
     assert "warning" not in said
     (folder / "pilot").mkdir()
-    (folder / "pilot" / "report.json").write_text(
-        json.dumps({"metric": "val_loss", "aa": {"null": {"sd": 0.008, "noise": {"sd_interval": [0.0054, 0.0154]}}}})
-    )
+    (folder / "pilot" / "report.json").write_text(null_of(0.008, sd_interval=(0.0054, 0.0154)).to_json())
     assert main(["ablate", *words, "--from", "pilot", "--pairs", "8"]) == 0
     said = capsys.readouterr().out
     within = "null variant of pilot, 95% interval 0.0054 to 0.0154"
@@ -316,7 +328,7 @@ def test_power_shows_what_an_experiment_would_find(folder, capsys):
     warning = next(line for line in said.splitlines() if line.startswith("warning: "))
     found = re.search(r"delta 0\.005 in only (\d+)% of experiments: .* a delta of about ([\d.]+)", warning)
     assert int(found[1]) < 10
-    wider = outlook(Design(0.025, (8,), float(found[2])), 0.0, 0.008)
+    wider = power_analysis(Design(0.025, (8,), float(found[2])), 0.0, 0.008)
     assert wider.probabilities["equivalent"] == pytest.approx(0.8, abs=0.05)
 
 
@@ -327,7 +339,7 @@ def test_power_of_a_pilot_is_that_of_its_own_experiment(first, monkeypatch, caps
     after = "after it, see lightning-llm ablate power --from out --pairs 16"
     assert "note: what this pilot can find is not known, since no experiment with this baseline in the same " in said
     assert f"has measured the spread; {after}\n" in said
-    Path("out", "report.json").write_text(json.dumps({"metric": "val_loss", "aa": {"null": {"sd": 0.008}}}))
+    Path("out", "report.json").write_text(null_of(0.008).to_json())
     assert main(["ablate", "power", "--from", "out"]) == 0
     said = capsys.readouterr().out
     assert "8/12" not in said
@@ -341,7 +353,7 @@ def test_a_plan_says_which_seeds_an_earlier_one_has_used_and_what_it_can_find(fi
     assert "not independent" not in first
     for seed in range(4):
         Path("runs/first/runs", f"baseline,seed={seed}").mkdir(parents=True)
-    Path("runs/first/report.json").write_text(json.dumps({"aa": {"null": {"sd": 0.008}}}))
+    Path("runs/first/report.json").write_text(null_of(0.008).to_json())
     shared = {f"baseline,seed={seed}": "first" for seed in range(4)}
     with monkeypatch.context() as patch:
         patch.setattr(planning, "reusable", lambda *_, **__: Reused(runs=shared))
@@ -541,7 +553,7 @@ def test_an_experiment_from_its_file_to_its_verdicts(folder):
 
 @pytest.mark.slow
 def test_a_second_experiment_trains_its_variant_alone(folder):
-    def carry_out(out, mlp, *words):
+    def run_experiment(out, mlp, *words):
         experiment = {"baseline": "base.yaml", "variants": {mlp: {MLP: mlp}}, "looks": [2], "out": out}
         (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
         assert start(folder, "run", "exp.yaml", *words).wait() == 0, (folder / "out.txt").read_text()
@@ -550,15 +562,15 @@ def test_a_second_experiment_trains_its_variant_alone(folder):
     def own(loaded):
         return {run for run in loaded.results if not loaded.plan.is_reused(run)}
 
-    first = carry_out("runs/first", "relu")
-    second = carry_out("runs/second", "gelu")
+    first = run_experiment("runs/first", "relu")
+    second = run_experiment("runs/second", "gelu")
     gelu = {RunKey("gelu", 0), RunKey("gelu", 1)}
     assert own(second) == gelu
     lines = (folder / "out.txt").read_text().splitlines()
     assert "Reused from first: baseline seeds 0 to 1; null seeds 0 to 1." in lines
     assert "2 of 6 runs are left to train." in lines
     assert "In first, the baseline with one seed, trained twice: bit-identical." in lines
-    alone = carry_out("runs/alone", "gelu", "--reuse", "none")
+    alone = run_experiment("runs/alone", "gelu", "--reuse", "none")
     assert own(alone) == {*alone.results}
     ours, theirs = (numbers(folder / "runs" / name) for name in ("second", "alone"))
     assert (ours.pop("replay"), theirs.pop("replay")) == (Replay(0.0, "first"), Replay(0.0))
@@ -629,7 +641,7 @@ def test_a_matching_rule_is_a_class_a_function_and_a_line_of_each_table(folder, 
     assert "match is 'work', expected one of tokens, flops, time, parameters=model" in the_line(capsys)
     monkeypatch.setitem(matching.MATCHES, Widths.name, Widths())
     monkeypatch.setitem(fit_matching.MATCHING, Widths.name, match_work)
-    for module in (fit_matching, report):  # MATCHES gives it when the module is imported
+    for module in (fit_matching, from_experiment):  # MATCHES gives it when the module is imported
         monkeypatch.setattr(module, "FACTS", (*matching.FACTS, "work"))
     assert run() == 0
     variant = json.loads(Path("out", PLAN).read_text())["variants"]["wide"]
@@ -640,9 +652,11 @@ def test_a_matching_rule_is_a_class_a_function_and_a_line_of_each_table(folder, 
     printed = capsys.readouterr().out
     assert f"Matched: work (wide {variant['ratio']:.2f} times the baseline's)." in printed
     assert "Work is tokens times parameters." in printed
-    reported = json.loads(Path("out", "report.json").read_text())
-    assert reported["match"] == "work"
-    assert reported["variants"]["wide"]["work"] == variant["facts"]["work"] > 0
+    reported = Report.read("out")
+    assert reported.design.match == "work"
+    assert reported.variants["wide"].ratio == variant["ratio"]
+    assert reported.variants["wide"].facts == {"work": variant["facts"]["work"]}
+    assert variant["facts"]["work"] > 0
 
 
 def test_options_of_one_variant_are_joined_and_metric_and_tune_are_options(folder, monkeypatch):

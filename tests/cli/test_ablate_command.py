@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate import Report
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.io.untrusted import shown
@@ -75,7 +76,7 @@ def compare(ablate):
 
 
 def report(name="ablate"):
-    return json.loads((FOLDERS / name / "report.json").read_text())
+    return Report.read(FOLDERS / name)
 
 
 def losses(name="ablate"):
@@ -108,8 +109,8 @@ def test_a_command_in_a_file_from_trust_to_power(ablate):
     assert "Runs share one folder" not in out
     assert "The baseline with seed 0, trained twice: bit-identical." in out
     assert "\nhigh: better; " in out
-    row = report("e")["variants"]["high"]
-    assert row["difference"] == pytest.approx(truth(range(4)))
+    row = report("e")["high"]
+    assert row.difference == pytest.approx(truth(range(4)))
     assert "<h2>val_loss during training</h2>" in (FOLDERS / "e" / "report.html").read_text()
     curves = load_experiment(FOLDERS / "e").results[RunKey("high", 1)].curves()
     last = loss_of(1, 3.0)
@@ -120,13 +121,13 @@ def test_a_command_in_a_file_from_trust_to_power(ablate):
     assert "\nhigh: better; " in out
     (FOLDERS / "e" / "report.json").unlink()
     assert ablate("report", "runs/e")[0] == 0
-    assert report("e")["variants"]["high"] == row
+    assert report("e")["high"] == row
     assert ablate("extend", "runs/e", "--pairs", "2", "--variants", "high")[0] == 0
-    row = report("e")["variants"]["high"]
-    assert row["difference"] == pytest.approx(truth(range(row["pairs"])))
+    row = report("e")["high"]
+    assert row.difference == pytest.approx(truth(range(row.pairs)))
     status, out, _ = ablate("power", "--from", "runs/e", "--pairs", "8")
-    assert (status, row["pairs"]) == (0, 6)
-    assert f"a pair's difference has a standard deviation of {row['sd']:.4g} (high of e, " in out
+    assert (status, row.pairs) == (0, 6)
+    assert f"a pair's difference has a standard deviation of {row.sd:.4g} (high of e, " in out
 
 
 def test_the_metric_may_be_in_a_file_and_higher_may_be_better(compare):
@@ -135,7 +136,12 @@ def test_the_metric_may_be_in_a_file_and_higher_may_be_better(compare):
     status, out, _ = compare(code, "--metric=-acc", "--pairs", "4", command=f"{COMMAND} --out={{run}}", read=read)
     assert status == 0
     assert "\nlr=3: better; " in out
-    assert "\n-acc is minus acc, so +0.01 means that acc is lower by 0.01.\n" in out
+    assert (
+        "a difference is variant minus baseline, higher values are better, so a positive one is an improvement" in out
+    )
+    row = report()["lr=3"]
+    assert row.difference > 0
+    assert [pair.baseline for pair in row.by_seed] == pytest.approx([-loss_of(seed, 1.0) for seed in range(4)])
     assert losses()[RunKey("baseline", 2)] == pytest.approx(loss_of(2, 1.0))
     assert [*Path.cwd().glob("*.json")] == []
 
@@ -293,7 +299,7 @@ def test_a_command_needs_quotes(ablate):
 
 def test_a_value_may_begin_with_a_minus(compare):
     assert compare("", "--pairs", "2", "--metric", "-score")[0] == 0
-    assert report()["metric"] == "-score"
+    assert (report().metric, report().higher_is_better) == ("score", True)
 
 
 def test_options_of_a_command_need_one(ablate):

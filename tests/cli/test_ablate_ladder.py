@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate import Report
 from lightning_llm.ablate.ladder import LADDER, PREDICTIONS, folder_of_size, prediction_of, read_ladder
 from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import Plan
@@ -262,16 +263,16 @@ def test_a_ladder_from_its_file_to_its_prediction(folder):
 
     said = ablate("run", "lad.yaml")
     assert "relu2 at 100k" in said
-    report = json.loads(Path("runs/lad/report.json").read_text())
-    assert [row["pairs"] for row in report["ladder"]["relu2"]["sizes"]] == [2, 2, 2]
+    rows = list(Report.read("runs/lad").of_kind("result"))
+    assert [(row.variant, row.pairs) for row in rows] == [("relu2", 2)] * 3
     said = ablate("extend", "runs/lad", "--size", "100k")
     prediction = prediction_of(read_ladder(folder / "runs/lad")[0], "100k")
     assert json.loads(Path("runs/lad/sizes/100k", PLAN).read_text())["prediction"] == prediction.hash
     low, high = prediction.variants["relu2"].prediction_interval
-    report = json.loads(Path("runs/lad/report.json").read_text())
-    (kept,) = report["predictions"]
-    assert kept["variants"]["relu2"]["hit"] == (low <= kept["variants"]["relu2"]["observed"] <= high)
-    assert f"relu2 at 100k: {'hit' if kept['variants']['relu2']['hit'] else 'miss'}: predicted" in said
+    (kept,) = Report.read("runs/lad").sizes.predictions
+    outcome = kept.variants["relu2"]
+    assert outcome.is_hit == (low <= outcome.observed <= high)
+    assert f"relu2 at 100k: {'hit' if outcome.is_hit else 'miss'}: predicted" in said
     shutil.move("runs/lad", "moved")
     assert "relu2 at 100k" in ablate("report", "moved")
     assert Path("moved", LADDER).exists()

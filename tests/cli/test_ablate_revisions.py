@@ -1,6 +1,6 @@
 """``ablate run --against`` and ``--revisions``: the code of a repository is compared, and nothing of it is touched."""
 
-import json
+import dataclasses
 import os
 import random
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate import Report
 from lightning_llm.ablate.command.descendants import descendants
 from lightning_llm.ablate.results import load_experiment
 from tests.ablate.trees.conftest import commit, content_of, git, put
@@ -60,7 +61,8 @@ def compare(capsys):
 
 
 def rows(out=OUT):
-    return json.loads((out / "report.json").read_text())["variants"]
+    """What was found of each variant, by name, as JSON has it."""
+    return {row.variant: dataclasses.asdict(row) for row in Report.read(out).of_kind("result")}
 
 
 def losses(out=OUT):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate import reuse
+from lightning_llm.ablate import Report, reuse
 from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.ablate.names import BASELINE, PLAN, STREAM
@@ -72,7 +72,7 @@ def trainer(monkeypatch):
     return trainer
 
 
-def attempt(*words, stream="s"):
+def try_idea(*words, stream="s"):
     return main(["ablate", "try", stream, "--baseline", "base.yaml", *words])
 
 
@@ -82,7 +82,7 @@ def _interrupted(shared_folder):
     trainer.most, trainer.seconds = 3, 60.0
     with shared_folder() as (folder, patch):
         patch.setattr("lightning_llm.cli.ablate_try._train", trainer)
-        assert attempt("--vary", GELU, "--trainer.max_steps", "5") == 130
+        assert try_idea("--vary", GELU, "--trainer.max_steps", "5") == 130
     return folder
 
 
@@ -103,7 +103,7 @@ def _ended(shared_folder):
     with shared_folder() as (folder, patch):
         patch.setattr("lightning_llm.cli.ablate_try._train", Trainer())
         patch.setattr("lightning_llm.cli.ablate_try.store_verdict", interrupt)
-        assert attempt("--vary", RELU) == 130
+        assert try_idea("--vary", RELU) == 130
     return folder
 
 
@@ -130,13 +130,13 @@ def ended(_ended, folder, trainer):
 
 
 def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, capsys):
-    assert attempt("--vary", RELU, "--because", "it is cheaper", "--json") == 0
+    assert try_idea("--vary", RELU, "--because", "it is cheaper", "--json") == 0
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["verdict"], verdict["place"], verdict["because"]) == ("adopted", 1, "it is cheaper")
     assert verdict["options"] == {MLP: "relu"}
     assert verdict["match"] == "flops"
     assert verdict["steps"][1] > verdict["steps"][0]  # relu is narrower, and may take more steps
-    assert attempt("--vary", GELU) == 3
+    assert try_idea("--vary", GELU) == 3
     said = capsys.readouterr().out
     assert "gelu: rejected (place 2 of the stream): the e-value is below 1." in said
     second = Plan.read(Path("s/ideas/0002-gelu"))
@@ -150,23 +150,24 @@ def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, 
     assert "3 ideas, adopted: 1. relu; " in status
     assert "An idea at place 4 has to reach an e-value of" in status
     assert main(["ablate", "report", "s"]) == 0
-    report = json.loads(Path("s/report.json").read_text())
-    assert [idea["verdict"] for idea in report["ideas"]] == ["adopted", "rejected", "rejected"]
-    assert report["gain"] == verdict["confirmation"]["difference"]
+    report = Report.read("s")
+    assert [row.verdict for row in report.of_kind("result")] == ["adopted", "rejected", "rejected"]
+    (fresh,) = report.of_kind("confirmation")
+    assert report.stream.gain == fresh.difference == verdict["confirmation"]["difference"]
 
 
 @pytest.mark.slow
 def test_runs_of_the_baseline_are_shared_until_an_idea_is_adopted(folder, trainer):
-    assert attempt("--vary", GELU) == 3
+    assert try_idea("--vary", GELU) == 3
     assert trainer.trained == [f"{name},seed={seed}" for seed in range(4) for name in ("baseline", "gelu")]
     trainer.trained.clear()
-    assert attempt("--vary", f"{MLP}=geglu") == 3
+    assert try_idea("--vary", f"{MLP}=geglu") == 3
     assert trainer.trained == [f"geglu,seed={seed}" for seed in range(len(trainer.trained))]
     trainer.trained.clear()
-    assert attempt("--vary", RELU) == 0
+    assert try_idea("--vary", RELU) == 0
     assert "baseline,seed=0" not in trainer.trained
     assert "baseline,seed=100003400" in trainer.trained
-    assert attempt("--vary", f"{EPS}=1e-4") == 3
+    assert try_idea("--vary", f"{EPS}=1e-4") == 3
     assert "baseline,seed=1000" in trainer.trained
     last = Stream.read(Path("s")).verdicts[-1]
     assert last.runs == 8
@@ -190,42 +191,42 @@ def test_no_output_and_no_file_of_the_stream_shows_the_loss_of_a_seed(ended, tra
 
 @pytest.mark.slow
 def test_the_same_idea_is_refused_unless_it_is_wanted_again(folder, trainer, capsys):
-    assert attempt("--vary", GELU) == 3
+    assert try_idea("--vary", GELU) == 3
     first = capsys.readouterr().out
     trained = len(trainer.trained)
-    assert attempt("--vary", GELU) == 3  # the same command says it again: it may have been killed before
+    assert try_idea("--vary", GELU) == 3  # the same command says it again: it may have been killed before
     assert capsys.readouterr().out == first
     assert len(trainer.trained) == trained
-    assert attempt("--vary", f"{MLP}=geglu") == 3
+    assert try_idea("--vary", f"{MLP}=geglu") == 3
     capsys.readouterr()
-    assert attempt("--vary", GELU) == 2
+    assert try_idea("--vary", GELU) == 2
     assert "this idea was tried before (place 1, rejected): --again tries it on fresh seeds" in the_line(capsys)
     trainer.trained.clear()
-    assert attempt("--vary", GELU, "--again") == 3
+    assert try_idea("--vary", GELU, "--again") == 3
     assert trainer.trained[:2] == ["baseline,seed=100003000", "gelu,seed=100003000"]
     assert all(int(run.rpartition("=")[2]) >= 100_003_000 for run in trainer.trained)
-    assert attempt("--vary", GELU, "--match", "tokens") == 3  # another comparison
+    assert try_idea("--vary", GELU, "--match", "tokens") == 3  # another comparison
     width = f"parameters={ARCHITECTURE_PREFIX}intermediate_size"
     capsys.readouterr()
-    assert attempt("--vary", GELU, "--match", width) == 3
+    assert try_idea("--vary", GELU, "--match", width) == 3
     last = capsys.readouterr().out
     assert f"Same {width}" in last
-    assert attempt("--vary", GELU, "--match", width) == 3  # said again
+    assert try_idea("--vary", GELU, "--match", width) == 3  # said again
     assert capsys.readouterr().out == last
     assert [verdict.place for verdict in Stream.read(Path("s")).verdicts] == [1, 2, 3, 4, 5]
 
 
 def test_an_idea_that_was_interrupted_is_continued(interrupted, trainer, capsys):
-    assert attempt("--vary", RELU) == 2
+    assert try_idea("--vary", RELU) == 2
     assert "0001-gelu is another idea, and has no verdict yet: lightning-llm ablate try s continues" in the_line(capsys)
     trainer.most = 2
     assert main(["ablate", "try", "s"]) == 130
     trainer.most = None
-    assert attempt("--vary", GELU) == 3
+    assert try_idea("--vary", GELU) == 3
     assert len(trainer.trained) == len(set(trainer.trained)) == 8
     assert [verdict.place for verdict in Stream.read(Path("s")).verdicts] == [1]
     trainer.most = 3
-    assert attempt("--vary", RELU) == 130
+    assert try_idea("--vary", RELU) == 130
     assert "; the same command again continues" in capsys.readouterr().err
     assert "0002-relu has no verdict yet" in (main(["ablate", "status", "s"]), capsys.readouterr().out)[1]
     assert main(["ablate", "try", "s", "--give-up"]) == 3
@@ -236,26 +237,26 @@ def test_an_idea_that_was_interrupted_is_continued(interrupted, trainer, capsys)
 
 def test_a_run_that_fails_leaves_the_idea_without_a_verdict(interrupted, trainer, capsys):
     trainer.fails = "gelu,seed=0 failed: no space"
-    assert attempt("--vary", GELU) == 1
+    assert try_idea("--vary", GELU) == 1
     assert "gelu,seed=0 failed: no space; lightning-llm ablate try s tries again, and with --give-up" in the_line(
         capsys
     )
     assert Stream.read(Path("s")).verdicts == []
     trainer.fails = ""
-    assert attempt("--vary", GELU) == 3
+    assert try_idea("--vary", GELU) == 3
 
 
 def test_a_budget_is_that_of_the_whole_stream(interrupted, trainer, capsys):
     shutil.rmtree("s/ideas/0001-gelu/runs")  # as if it was interrupted before its first run
     trainer.trained.clear()
     trainer.seconds = 60.0
-    assert attempt("--vary", GELU, "--budget", "2m") == 3
+    assert try_idea("--vary", GELU, "--budget", "2m") == 3
     assert "stopped (place 1 of the stream): the budget of 2m is used up." in capsys.readouterr().out
     assert len(trainer.trained) == 2
-    assert attempt("--vary", RELU, "--budget", "2m") == 2
+    assert try_idea("--vary", RELU, "--budget", "2m") == 2
     assert "--budget 2m is used up: the runs of s took 2.0 minutes; give more" in the_line(capsys)
     assert [path.name for path in Path("s/ideas").iterdir()] == ["0001-gelu"]
-    assert attempt("--vary", RELU, "--budget", "5h") == 0
+    assert try_idea("--vary", RELU, "--budget", "5h") == 0
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_a_budget_is_that_of_the_whole_stream(interrupted, trainer, capsys):
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_folder(folder, trainer, capsys, words, says):
-    assert attempt(*words) == 2
+    assert try_idea(*words) == 2
     assert says in the_line(capsys)
     assert not Path("s").exists()
 
@@ -295,10 +296,10 @@ def test_a_stream_stays_what_it_began_as(rejected, trainer, capsys, monkeypatch)
         (["--most", "9"], "--most is not what s began with"),
         (["--trainer.max_steps", "7"], "--trainer.max_steps is not what s began with"),
     ):
-        assert attempt("--vary", RELU, *words) == 2
+        assert try_idea("--vary", RELU, *words) == 2
         assert says in the_line(capsys)
     Path("base.yaml").write_text(yaml.safe_dump(CONFIG) + "# changed\n")
-    assert attempt("--vary", RELU) == 2
+    assert try_idea("--vary", RELU) == 2
     assert "--baseline is not what s began with" in the_line(capsys)
     monkeypatch.setattr("lightning_llm.cli.ablate_fit.environment", lambda base: {"package": "another"})
     assert main(["ablate", "try", "s", "--vary", RELU]) == 2
@@ -310,7 +311,7 @@ def test_a_stream_stays_what_it_began_as(rejected, trainer, capsys, monkeypatch)
 
 def test_the_text_of_a_stream_stays_too(rejected, trainer, capsys):
     Path("text.txt").write_text(Path("text.txt").read_text() * 2)
-    assert attempt("--vary", RELU) == 2
+    assert try_idea("--vary", RELU) == 2
     assert "s began with another text" in the_line(capsys)
 
 
@@ -332,24 +333,24 @@ def test_two_calls_at_once_wait_for_each_other(folder):
 def test_a_folder_that_holds_something_else_is_left_alone(folder, trainer, capsys):
     Path("s").mkdir()
     Path("s/precious.txt").write_text("kept")
-    assert attempt("--vary", RELU) == 2
+    assert try_idea("--vary", RELU) == 2
     assert "s holds precious.txt and no stream.json: give a new folder, or that of a stream" in the_line(capsys)
     assert [path.name for path in Path("s").iterdir()] == ["precious.txt"]
     Path("t").mkdir()
-    assert attempt("--vary", f"{MLP}=rleu", stream="t") == 2
+    assert try_idea("--vary", f"{MLP}=rleu", stream="t") == 2
     assert list(Path("t").iterdir()) == []
-    assert attempt("--vary", GELU, stream="t") == 3
+    assert try_idea("--vary", GELU, stream="t") == 3
 
 
 @pytest.mark.slow
 def test_a_stream_without_an_idea_begins_anew(folder, trainer):
     trainer.most = 0
-    assert attempt("--vary", GELU, "--trainer.max_steps=5") == 130
+    assert try_idea("--vary", GELU, "--trainer.max_steps=5") == 130
     for path in Path("s/ideas").iterdir():
         path.rename(folder / path.name)
     trainer.most = None
-    assert attempt("--vary", GELU, "--trainer.max_steps", "4") == 3
-    assert attempt("--vary", RELU, "--trainer.max_steps=4") == 0  # one word or two
+    assert try_idea("--vary", GELU, "--trainer.max_steps", "4") == 3
+    assert try_idea("--vary", RELU, "--trainer.max_steps=4") == 0  # one word or two
     assert yaml.safe_load(Path("s/first.yaml").read_text())["trainer"]["max_steps"] == 4
 
 
@@ -369,10 +370,10 @@ def diverge(trainer, variant, seeds):
 @pytest.mark.slow
 def test_a_baseline_that_diverges_costs_its_pairs_alone(folder, trainer, capsys):
     diverge(trainer, BASELINE, {1})
-    assert attempt("--vary", RELU, "--json") == 0
+    assert try_idea("--vary", RELU, "--json") == 0
     assert json.loads(capsys.readouterr().out)["pairs"] >= 4
     diverge(trainer, BASELINE, range(1000, 1024))
-    assert attempt("--vary", GELU) == 3
+    assert try_idea("--vary", GELU) == 3
     assert (
         "gelu: stopped (place 2 of the stream): too many runs of the baseline failed to train."
         in capsys.readouterr().out
@@ -387,7 +388,7 @@ def test_runs_that_are_no_pairs_can_be_given_up(interrupted, trainer, capsys):
     assert main(["ablate", "try", "s"]) in (1, 2)
     assert "are no pair" in the_line(capsys)
     assert main(["ablate", "try", "s", "--give-up"]) == 3
-    assert attempt("--vary", RELU) == 0
+    assert try_idea("--vary", RELU) == 0
 
 
 @pytest.mark.slow
@@ -398,7 +399,7 @@ def test_an_idea_whose_plan_cannot_be_read_is_set_aside(interrupted, trainer, ca
     assert f"s/ideas/0001-gelu/{PLAN} is no file of this program" in line
     assert "the idea was taken out of the stream, to s/damaged/0001-gelu-" in line
     assert len(list(Path("s/damaged").iterdir())) == 1
-    assert attempt("--vary", RELU) == 0
+    assert try_idea("--vary", RELU) == 0
 
 
 def test_what_is_continued_is_checked_too(interrupted, trainer, capsys):
@@ -412,11 +413,11 @@ def test_an_adopted_precision_and_adopted_code_belong_to_the_baseline(folder, tr
     Path("try_mlp.py").write_text(OWN_MLP)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setitem(EFFECTS, "try_mlp.OwnMLP", -0.5)
-    assert attempt("--vary", f"{MLP}=try_mlp.OwnMLP", "--match", "tokens") == 0
-    assert attempt("--vary", f"{EPS}=1e-4", "--match", "tokens") == 3
+    assert try_idea("--vary", f"{MLP}=try_mlp.OwnMLP", "--match", "tokens") == 0
+    assert try_idea("--vary", f"{EPS}=1e-4", "--match", "tokens") == 3
     Path("try_mlp.py").write_text(OWN_MLP.replace("relu", "sigmoid"))
     capsys.readouterr()
-    assert attempt("--vary", f"{EPS}=1e-3", "--match", "tokens") == 2
+    assert try_idea("--vary", f"{EPS}=1e-3", "--match", "tokens") == 2
     assert "try_mlp.py has changed since it was adopted: restore it from s/ideas/0001-" in the_line(capsys)
 
 
@@ -433,23 +434,23 @@ def test_an_adopted_precision_does_not_end_the_stream(folder, trainer):
 
     trainer.write = better
     words = ["--trainer.precision=32-true", "--match", "tokens"]
-    assert attempt("--vary", "trainer.precision=64-true", *words) == 0
-    assert attempt("--vary", GELU, *words) == 3
+    assert try_idea("--vary", "trainer.precision=64-true", *words) == 0
+    assert try_idea("--vary", GELU, *words) == 3
 
 
 @pytest.mark.slow
 def test_a_report_that_cannot_be_written_changes_no_status(rejected, trainer, capsys):
     Path("s/report.html").unlink()
     Path("s/report.html").mkdir()
-    assert attempt("--vary", RELU) == 0
+    assert try_idea("--vary", RELU) == 0
     assert "s/report.json was not written" in capsys.readouterr().err
 
 
 def test_a_final_stream_is_reported_with_its_losses_and_takes_no_more_ideas(rejected, trainer, capsys):
     assert main(["ablate", "report", "s", "--final"]) == 0
-    assert "It is final: report.json has the losses of all pairs" in capsys.readouterr().out
-    assert len(json.loads(Path("s/report.json").read_text())["ideas"][0]["by_seed"]) >= 3
-    assert attempt("--vary", RELU) == 2
+    assert "It is final: report.json has the values of all pairs" in capsys.readouterr().out
+    assert len(Report.read("s")["gelu"].by_seed) >= 3
+    assert try_idea("--vary", RELU) == 2
     assert "s is final, and its report has the losses of its seeds: begin another stream" in the_line(capsys)
     assert main(["ablate", "report", "s/ideas/0001-gelu", "--final"]) == 2
     assert "--final ends a stream of ideas, and s/ideas/0001-gelu is none: leave it out" in the_line(capsys)
@@ -457,8 +458,8 @@ def test_a_final_stream_is_reported_with_its_losses_and_takes_no_more_ideas(reje
 
 @pytest.mark.slow
 def test_an_experiment_of_what_one_pair_would_have_kept(folder, trainer):
-    assert attempt("--vary", RELU) == 0
-    assert attempt("--vary", f"{EPS}=1e-4") == 3
+    assert try_idea("--vary", RELU) == 0
+    assert try_idea("--vary", f"{EPS}=1e-4") == 3
     script = runpy.run_path(str(ROOT / "examples" / "streams" / "keep_if_lower.py"))
     for pair in (1, 2, 3, 4):
         content = script["experiment"](Path("s"), pair)
@@ -486,7 +487,7 @@ def test_all_runs_have_ended_is_no_reason_to_give_up(ended, trainer, capsys):
 
 def test_a_call_that_waited_for_one_that_was_killed_finishes_its_idea_first(interrupted, trainer, capsys, monkeypatch):
     monkeypatch.setattr("lightning_llm.cli.ablate_try.is_locked", lambda out: True)  # until the lock is free
-    assert attempt("--vary", RELU, "--json") == 0
+    assert try_idea("--vary", RELU, "--json") == 0
     shown = capsys.readouterr()
     assert "finishing that idea first" in shown.err
     assert "gelu: rejected" in shown.err
@@ -498,7 +499,7 @@ def test_a_call_that_waited_for_one_that_was_killed_finishes_its_idea_first(inte
 def test_an_idea_of_a_killed_call_is_not_ended_by_the_budget_of_another(interrupted, trainer, capsys, monkeypatch):
     trainer.seconds = 60.0
     monkeypatch.setattr("lightning_llm.cli.ablate_try.is_locked", lambda out: True)
-    assert attempt("--vary", RELU, "--budget", "2m") == 2
+    assert try_idea("--vary", RELU, "--budget", "2m") == 2
     said = the_line(capsys)
     assert "--budget 2m is used up: lightning-llm ablate try s continues 0001-gelu with more" in said
     assert Stream.read(Path("s")).verdicts == []

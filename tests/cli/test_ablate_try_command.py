@@ -37,7 +37,7 @@ def repository(tmp_path, monkeypatch):
     return tmp_path
 
 
-def attempt(*words):
+def try_idea(*words):
     return main(["ablate", "try", "s", *words])
 
 
@@ -49,14 +49,14 @@ def edit(old, new):
 
 @pytest.mark.slow
 def test_ideas_of_a_command_are_its_options(repository, capsys):
-    assert attempt(*OF_OPTIONS, "--vary", "lr=0.3", "--json") == 0
+    assert try_idea(*OF_OPTIONS, "--vary", "lr=0.3", "--json") == 0
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["verdict"], verdict["unit"], verdict["options"]) == ("adopted", "val_loss", {"lr": "0.3"})
     assert verdict["confirmation"]["difference"] == pytest.approx(-0.2, abs=0.01)
-    assert attempt("--vary", "lr=0.1", "--json") == 3  # the baseline has 0.3 now
+    assert try_idea("--vary", "lr=0.1", "--json") == 3  # the baseline has 0.3 now
     assert json.loads(capsys.readouterr().out)["difference"] == pytest.approx(0.2, abs=0.01)
     assert "lr: '0.3'" in Path("s/baseline.yaml").read_text()
-    assert attempt("--vary", "lr=0.2") == 3
+    assert try_idea("--vary", "lr=0.2") == 3
     assert [path.name for path in sorted(Path("s/ideas").iterdir())] == ["0001-lr=0.3", "0002-lr=0.1", "0003-lr=0.2"]
     reused = [path.parent.name for path in Path("s/ideas/0003-lr=0.2/runs").glob("*/reused_from")]
     assert all(name.startswith("baseline,seed=") for name in reused)
@@ -67,7 +67,7 @@ def test_ideas_are_the_code_of_the_working_tree(repository, capsys):
     before = git("status", "--porcelain"), git("rev-parse", "HEAD")
     edit("3 - args.lr", "3.0 - args.lr")
     Path("notes.txt").write_text("mine")
-    assert attempt(*OF_TREE) == 3
+    assert try_idea(*OF_TREE) == 3
     said = capsys.readouterr().out
     assert "rejected (place 1 of the stream)" in said
     assert "its runs are bit-identical to the baseline's" in said
@@ -78,13 +78,13 @@ def test_ideas_are_the_code_of_the_working_tree(repository, capsys):
     assert (Path("train.py").read_text(), Path("notes.txt").read_text()) == (PROGRAM, "mine")
     Path("notes.txt").unlink()
     edit("3 - args.lr", "2.9 - args.lr")
-    assert attempt() == 0
+    assert try_idea() == 0
     assert "adopted (place 2 of the stream)" in capsys.readouterr().out
-    assert attempt() == 2
+    assert try_idea() == 2
     assert "has no difference from the baseline of the stream" in capsys.readouterr().err
     edit("2.9 - args.lr", "3.0 - args.lr")  # known, but not on this baseline
-    assert attempt() == 3
-    assert attempt("--json") == 3  # from the journal
+    assert try_idea() == 3
+    assert try_idea("--json") == 3  # from the journal
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["place"] == 3
     assert (len(list(Path("s/ideas").iterdir())), git("rev-parse", "HEAD")) == (3, before[1])
     assert git("status", "--porcelain") == " M train.py\n"  # the stream hides itself
@@ -107,7 +107,7 @@ def test_ideas_are_the_code_of_the_working_tree(repository, capsys):
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_stream(repository, capsys, words, says):
-    assert attempt(*words) == 2
+    assert try_idea(*words) == 2
     assert says in capsys.readouterr().err
     assert not Path("s").exists()
 
@@ -115,23 +115,23 @@ def test_a_mistake_is_one_line_and_leaves_no_stream(repository, capsys, words, s
 @pytest.mark.slow
 def test_another_revision_or_command_than_the_first_is_refused(repository, capsys):
     edit("3 - args.lr", "3.0 - args.lr")
-    assert attempt(*OF_TREE) == 3
+    assert try_idea(*OF_TREE) == 3
     edit("3.0 - args.lr", "3.1 - args.lr")
     for words, says in (
         (["--against", "HEAD~1"], "--against HEAD~1 is not what the stream began with"),
         (["--command", "python other.py {seed}", *OF_TREE[2:]], "--command is not what s began with"),
     ):
-        assert attempt(*words) == 2
+        assert try_idea(*words) == 2
         assert says in capsys.readouterr().err
-    assert attempt("--against", "HEAD") == 3
+    assert try_idea("--against", "HEAD") == 3
 
 
 def test_an_idea_whose_program_fails_can_be_given_up(repository, capsys):
     edit("3 - args.lr", "nothing - args.lr")
-    assert attempt(*OF_TREE) == 1
+    assert try_idea(*OF_TREE) == 1
     assert "NameError: name 'nothing' is not defined" in capsys.readouterr().err
     edit("nothing - args.lr", "3.1 - args.lr")
-    assert attempt() == 1  # the idea that waits is the old one
+    assert try_idea() == 1  # the idea that waits is the old one
     assert "edits since then are not looked at; --give-up ends it" in capsys.readouterr().err
-    assert attempt("--give-up") == 3
-    assert attempt() == 3
+    assert try_idea("--give-up") == 3
+    assert try_idea() == 3

@@ -1,13 +1,14 @@
 """``lightning-llm ablate verdict``: from a file to the verdicts, and mistakes in one line."""
 
-import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from scipy import stats
 
 from lightning_llm.__main__ import main
+from lightning_llm.ablate import Report
 
 BASELINE, GELU = [3.21, 3.18, 3.25, 3.2, 3.22, 3.17], [3.22, 3.2, 3.26, 3.22, 3.25, 3.18]
 WIDE = "seed,none,gelu\n" + "".join(f"{n},{b},{g}\n" for n, (b, g) in enumerate(zip(BASELINE, GELU, strict=True)))
@@ -34,22 +35,37 @@ def said(tmp_path, monkeypatch, capsys):
 def test_a_table_has_a_verdict(said):
     status, out, err = said(WIDE, "--baseline", "none", "--delta", "0.05")
     assert (status, err) == (0, "")
-    assert out.startswith("losses.csv: loss of gelu, compared with none\nseeds 0 to 5; delta 0.05 loss; ")
+    assert out.startswith("losses.csv: loss of gelu, compared with none\nDelta 0.05 loss; ")
     assert "\ngelu: worse, by less than 0.05; difference +0.0167 (+0.0081 to +0.0252) loss after 6 pairs" in out
 
 
 def test_options_reach_the_verdict(said):
-    status, out, _ = said(LONG, "--metric", "loss", "--alpha", "0.1", "--json")
-    found = json.loads(out)
-    row = found["variants"]["gelu"]
-    assert (status, found["alpha"], found["unpaired"], found["seeds"]) == (0, 0.1, False, [0, 1, 2, 3, 4, 5])
-    assert row["interval"] == pytest.approx([*stats.ttest_rel(GELU, BASELINE).confidence_interval(0.9)])
-    assert row["by_seed"][2] == {"seed": 2, "baseline": 3.25, "variant": 3.26}
-    _, out, _ = said(LONG, "--metric=-loss", "--unpaired", "--json")
-    found = json.loads(out)
-    truth = stats.ttest_ind(BASELINE, GELU, equal_var=False)
-    assert found["variants"]["gelu"]["interval"] == pytest.approx([*truth.confidence_interval(0.95)])
-    assert (found["metric"], found["delta"], found["unpaired"], found["seeds"]) == ("-loss", None, True, [])
+    status, out, _ = said(LONG, "--metric", "loss", "--alpha", "0.1", "--format", "json")
+    found = msgspec.json.decode(out, type=Report)
+    row = found["gelu"]
+    assert (status, found.alpha, row.runs_of_sides) == (0, 0.1, None)
+    assert [pair.seed for pair in row.by_seed] == [0, 1, 2, 3, 4, 5]
+    assert row.interval == pytest.approx([*stats.ttest_rel(GELU, BASELINE).confidence_interval(0.9)])
+    assert (row.by_seed[2].baseline, row.by_seed[2].variant) == (3.25, 3.26)
+    _, out, _ = said(LONG, "--metric=-loss", "--unpaired", "--format", "json")
+    found = msgspec.json.decode(out, type=Report)
+    row = found["gelu"]
+    truth = stats.ttest_ind(GELU, BASELINE, equal_var=False)  # in the metric's own values
+    assert row.interval == pytest.approx([*truth.confidence_interval(0.95)])
+    assert (found.metric, found.higher_is_better, found.delta) == ("loss", True, None)
+    assert (row.direction, row.runs_of_sides, row.by_seed) == ("not shown", (6, 6), [])
+    assert row.difference > 0
+
+
+def test_the_table_is_printed_for_papers_and_programs(said):
+    for format, begin in {
+        "markdown": "| gelu | 6 | +0.0167 | +0.0081 to +0.0252 |",
+        "latex": r"gelu & 6 & $+0.0167$ & $+0.0081$ to $+0.0252$ &",
+        "csv": "gelu,none,result,,loss,loss,6,3.20",
+    }.items():
+        status, out, err = said(WIDE, "--baseline", "none", "--format", format)
+        assert (status, err) == (0, "")
+        assert any(line.startswith(begin) for line in out.splitlines()), out
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """``lightning-llm compare``: groups, means and spreads, pairs, intervals and verdicts."""
 
-import dataclasses
-import io
 import json
 import os
 import re
@@ -11,44 +9,38 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_llm.__main__ import main
-from lightning_llm.ablate.comparison import (
-    METRICS,
+from lightning_llm.ablate import Report
+from lightning_llm.ablate.names import AGAIN, BASELINE, NULL, PLAN
+from lightning_llm.ablate.next_runs import RunKey
+from lightning_llm.ablate.report.from_experiment import report_of
+from lightning_llm.ablate.report.from_runs import (
+    NO_BITS,
+    OTHER_TEXT,
     OTHER_WINDOWS,
     THREADS_DIFFER,
-    Comparison,
-    Group,
+    compare_runs,
     group_runs,
     metric_values,
 )
-from lightning_llm.ablate.names import AGAIN, BASELINE, NULL, PLAN
-from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.report import report_of
+from lightning_llm.ablate.report.sections import SPREAD, TENSORS_ONLY
+from lightning_llm.ablate.report.words import ONE_RUN, share_of, simultaneous
 from lightning_llm.ablate.results import load_experiment
-from lightning_llm.ablate.words import simultaneous
-from lightning_llm.cli.compare import (
-    ADJUSTED,
-    NO_BITS,
-    ONE_RUN,
-    OTHER_TEXT,
-    TENSORS_ONLY,
-    difference_text,
-    print_table,
-    show,
-)
-from lightning_llm.cli.report import RunReport
-from lightning_llm.io.console import Console
+from lightning_llm.cli.training_output import TrainingSummary
 from lightning_llm.runs.find import find_runs
 from lightning_llm.runs.status import FAILED, FINISHED, INTERRUPTED, RUNNING, read_summary, unfinished
 from lightning_llm.statistics.design import WORSE
 from lightning_llm.training.callbacks import StopOnSignal
+from lightning_llm.training.metrics import LOSSES, METRICS
 from tests.ablate import conftest as ablate_conftest
-from tests.ablate.test_comparison import HASHES, groups
 from tests.tiny_run import killed_process
+
+HASHES = {"batches": "00ff", "validation_batches": "11ee", "initial_values": {"embed": "8x4 float32 aa"}}
 
 
 def make(folder, mlp="swiglu", seed=1, **results):
@@ -57,6 +49,20 @@ def make(folder, mlp="swiglu", seed=1, **results):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "summary.json").write_text(json.dumps({"val_loss": 2.0, "seconds": 10.0, **results}))
     return folder
+
+
+def reports(capsys, *words):
+    """The reports of ``compare --format json``."""
+    assert main(["compare", *map(str, words), "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    return [msgspec.convert(one, Report) for one in (content if isinstance(content, list) else [content])]
+
+
+def cells(printed, *begin):
+    """The cells of the only line of a table that begins with these."""
+    lines = [re.split(" {2,}", line.strip()) for line in printed.splitlines()]
+    (found,) = (line for line in lines if tuple(line[: len(begin)]) == begin)
+    return found[len(begin) :]
 
 
 def several(root, **changes):
@@ -70,33 +76,58 @@ def several(root, **changes):
 
 
 def test_the_command_gives_intervals_and_a_verdict(tmp_path, capsys):
-    root, file = several(tmp_path / "runs"), tmp_path / "out.json"
-    swiglu, gelu = ([str(root / f"{mlp}-{seed}") for seed in range(4)] for mlp in ("swiglu", "gelu"))
-    assert main(["compare", *swiglu, *gelu, "--json", str(file)]) == 0
+    root = several(tmp_path / "runs")
+    runs = [str(root / f"{mlp}-{seed}") for mlp in ("swiglu", "gelu") for seed in range(4)]
+    assert main(["compare", *runs]) == 0
     said = capsys.readouterr().out
-    assert "2.1000 ± 0.0816" in said
+    assert cells(said, "mlp=swiglu", "4")[0] == "2.1000 ± 0.0816"
+    assert SPREAD in said
+    assert cells(said, "mlp=gelu", "validation loss, nats/token") == [
+        *("4", "+0.1000", "+0.0870 to +0.1130", "0.0001", "worse")
+    ]
+    assert cells(said, "mlp=gelu", "time, s") == ["4 and 4", "+10.0", "+7.8 to +12.2", "<0.0001", "worse"]
+    assert cells(said, "mlp=gelu", "peak memory, GiB")[-2:] == ["1.0000", "undecided"]
+    both = "mlp=gelu versus mlp=swiglu"
     assert (
-        "  validation loss +0.1000 nats/token (+4.8%): worse; 95% interval +0.0870 to +0.1130, p 0.00015, 4 pairs, "
-        "correlation 1.00; too few pairs for the sign-flip test (its p is at least 0.12, and must be at most 0.05)\n"
+        f"{both}, validation loss: worse; difference +0.1000 (+0.0870 to +0.1130) nats/token after 4 pairs; warning: "
+        "too few pairs for the sign-flip test (its p is at least 0.12, and must be at most 0.05).\n"
     ) in said
-    assert "  time +10.0 s (+87.0%): worse; 95% interval +7.8 to +12.2, p 3.4e-05\n" in said
-    assert "  peak memory 0.000 GiB: undecided; 95% interval +0.000 to +0.000, p 1\n" in said
-    baseline, other = json.loads(file.read_text())
-    assert baseline["options"] == {"mlp": "swiglu"}
-    assert baseline["measures"]["val_loss"]["mean"] == pytest.approx(2.1)
-    assert baseline["effects"] == []
-    loss, *_ = other["effects"]
-    assert (loss["metric"], loss["verdict"], loss["pairs"], loss["note"]) == ("val_loss", WORSE, 4, "")
-    assert loss["interval"] == pytest.approx([0.0870, 0.1130], abs=1e-4)
+    assert f"{both}: standard deviation of a pair 0.0082 (" in said
+    assert "correlation 1.00 (" in said
+    assert f"{both}, time: worse; difference +10.0 (+87.0%) (+7.8 to +12.2) s after 4 and 4 unpaired runs.\n" in said
+    assert f"{both}, peak memory: neither better nor worse is shown; difference +0.000 (+0.000 to +0.000) GiB" in said
+    (report,) = reports(capsys, *runs)
+    baseline, other = report.variants.values()
+    assert (baseline.options, baseline.folders) == ({"mlp": "swiglu"}, runs[:4])
+    assert (other.runs, other.seeds, other.parameters) == (4, 4, 32)
+    assert baseline.means["val_loss"].value == pytest.approx(2.1)
+    loss, *_ = report.rows
+    assert (loss.metric, loss.verdict, loss.pairs, loss.note) == ("val_loss", WORSE, 4, "")
+    assert loss.interval == pytest.approx([0.0870, 0.1130], abs=1e-4)
+    assert [(pair.seed, pair.baseline, pair.variant) for pair in loss.by_seed][1] == (1, 2.2, 2.31)
+
+
+def test_the_table_is_printed_for_papers_and_programs(tmp_path, capsys):
+    root = several(tmp_path / "runs")
+    begins = {
+        "markdown": "| mlp=swiglu | validation loss, nats/token | 4 | -0.1000 | -0.1130 to -0.0870 |",
+        "latex": r"mlp=swiglu & validation loss, nats/token & 4 & $-0.1000$ & $-0.1130$ to $-0.0870$ &",
+        "csv": "mlp=swiglu,mlp=gelu,result,,val_loss,nats/token,4,2.2",
+    }
+    for format, begin in begins.items():
+        assert main(["compare", str(root), "--format", format]) == 0
+        assert any(line.startswith(begin) for line in capsys.readouterr().out.splitlines()), format
 
 
 def test_the_time_of_captured_steps_is_not_compared_with_that_of_others(tmp_path, capsys):
     root = several(tmp_path / "runs", capture=True)
     assert main(["compare", *(str(root / f"{mlp}-{seed}") for mlp in ("swiglu", "gelu") for seed in range(4))]) == 0
     said = capsys.readouterr().out
-    assert "  time: no verdict; times of runs with and without trainer.capture are not compared\n" in said
-    assert "  validation loss +0.1000 nats/token (+4.8%): worse; " in said
-    assert "  peak memory 0.000 GiB" in said
+    both = "mlp=gelu versus mlp=swiglu"
+    assert f"{both}, time: no verdict; times of runs with and without trainer.capture are not compared.\n" in said
+    assert cells(said, "mlp=gelu", "time, s")[-1] == "no verdict"
+    assert f"{both}, validation loss: worse; difference +0.1000" in said
+    assert f"{both}, peak memory: neither better nor worse is shown; difference +0.000" in said
 
 
 def test_the_parts_of_the_loss_are_compared_in_pairs(tmp_path, capsys, monkeypatch):
@@ -104,23 +135,23 @@ def test_the_parts_of_the_loss_are_compared_in_pairs(tmp_path, capsys, monkeypat
     for mlp, (losses, other) in parts.items():
         for seed, loss in enumerate(losses):
             make(tmp_path / f"{mlp}-{seed}", mlp, seed, **{**HASHES, "recall_loss": loss, "other_loss": other + seed})
-    folder, file = sorted(map(str, tmp_path.glob("*-*"))), tmp_path / "out.json"
-    words = ["compare", *folder, "--baseline", f"{tmp_path}/swiglu-0", "--json", str(file)]
+    words = ["compare", *sorted(map(str, tmp_path.glob("*-*"))), "--baseline", f"{tmp_path}/swiglu-0"]
     assert main([*words, "--delta", "9"]) == 0
     said = capsys.readouterr().out
-    assert "  recall loss +0.5000 nats/token (+42.6%): worse; 95% interval " in said
-    no_effect = "undecided; 4 pairs, correlation 1.00; the change has no effect on the output"  # delta is of the loss
-    assert f"  other loss 0.0000 nats/token: {no_effect}" in said
-    assert "4 pairs" in said.split("recall loss +0.5")[1].splitlines()[0]
-    assert "1.1750 ± 0.1708" in said
-    assert "4.0000 ± 1.2910" in said
-    effects = json.loads(file.read_text())[1]["effects"]
-    assert [effect["metric"] for effect in effects] == ["val_loss", "recall_loss", "other_loss", "seconds"]
+    both = "mlp=gelu versus mlp=swiglu"
+    assert re.search(rf"{both}, recall loss: worse; difference \+0.5000 \(.* nats/token after 4 pairs", said)
+    other = re.search(rf"{both}, other loss: (.*)", said)[1]
+    assert other.startswith("neither better nor worse is shown; ")  # delta is of the loss
+    assert other.endswith("after 4 pairs; the change has no effect on the output, so more seeds tell nothing.")
+    group = cells(said, "mlp=swiglu", "4")
+    assert group[1:3] == ["1.1750 ± 0.1708", "4.0000 ± 1.2910"]
+    (report,) = reports(capsys, *words[1:])
+    assert [row.metric for row in report.rows] == ["val_loss", "recall_loss", "other_loss", "seconds"]
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "recall loss +0.5000" in said
+    assert "recall loss: worse; difference +0.5000" in said
     assert "1.1750 ±" not in said
 
 
@@ -130,9 +161,11 @@ def test_several_groups_share_the_level(tmp_path, capsys):
         make(root / f"relu-{seed}", "relu", seed, **{**HASHES, "val_loss": loss})
     assert main(["compare", str(root), "--delta", "0.02", "--paired"]) == 0
     said = capsys.readouterr().out
-    assert ADJUSTED.format(2, simultaneous(0.95)) in said
-    assert "mlp=relu versus mlp=gelu\n  validation loss 0.0000 nats/token: equivalent: differs by less than" in said
-    assert "(-4.5%): better, by more than 0.02; 97.5% interval" in said
+    assert f"Intervals and p are adjusted for 2 comparisons. {simultaneous(0.95)}\n" in said
+    assert "97.5% interval" in said
+    assert "mlp=relu versus mlp=gelu, validation loss: differs by less than 0.02, in either direction; " in said
+    assert cells(said, "mlp=relu", "validation loss, nats/token")[-1] == "equivalent"
+    assert "mlp=swiglu versus mlp=gelu, validation loss: better, by more than 0.02; difference -0.1000" in said
 
 
 def test_pairs_that_must_be_pairs_and_are_not_are_one_line(tmp_path, capsys, error_line):
@@ -157,19 +190,23 @@ def test_a_delta_out_of_range_is_one_line(tmp_path, error_line, delta):
 
 
 @pytest.mark.parametrize(
-    ("value", "base", "says"),
+    ("difference", "base", "says"),
     [
-        (0.029, 0.022, "0.0 s"),
-        (0.022, 0.029, "0.0 s"),
-        (1.04, 0.96, "+0.1 s"),
-        (3.0, 0.02, "+3.0 s"),
-        (3.0, 0.0, "+3.0 s"),
-        (1.2, 1.0, "+0.2 s (+20.0%)"),
-        (1.0, 1.25, "-0.2 s (-20.0%)"),
+        (0.04, 0.022, ""),
+        (-0.04, 10.0, ""),
+        (0.2, 1.0, " (+20.0%)"),
+        (-0.25, 1.25, " (-20.0%)"),
+        (3.0, 0.02, ""),
+        (3.0, 0.0, ""),
     ],
 )
-def test_values_that_print_as_equal_have_no_percentage(value, base, says):
-    assert difference_text(value, base, 1, "s") == says
+def test_values_that_print_as_zero_have_no_percentage(tmp_path, capsys, difference, base, says):
+    for mlp, seconds in (("swiglu", base), ("gelu", base + difference)):
+        make(tmp_path / mlp, mlp, **{**HASHES, "seconds": seconds})
+    (report,) = reports(capsys, tmp_path / "swiglu", tmp_path / "gelu")
+    row = report.row("mlp=gelu", metric="seconds")
+    assert share_of(row) == says
+    assert f"difference {difference:+.1f}{says} s after" in str(report)
 
 
 def test_options_that_a_resume_changed_are_named_with_both_values(tiny, capsys):
@@ -205,7 +242,7 @@ def test_runs_of_the_command_line_are_compared(tiny, capsys):
     assert main(["compare", "runs", "--paired"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert "±" in next(line for line in said if "0.001" in line)
-    assert "2 pairs" in next(line for line in said if line.startswith("  validation loss"))
+    assert "after 2 pairs" in next(line for line in said if "validation loss: " in line and "; difference" in line)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +280,9 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, error_line, content, says
     assert says in line
 
 
-@pytest.mark.parametrize("words", [[], ["runs", "--jason", "x"], ["nowhere"]])
+@pytest.mark.parametrize(
+    "words", [[], ["runs", "--jason", "x"], ["nowhere"], ["runs", "--format", "xml"], ["runs", "--json", "x"]]
+)
 def test_a_wrong_command_line_is_one_line(words, error_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", *words]) == 2
@@ -363,13 +402,16 @@ def test_each_text_has_its_own_table(tmp_path, capsys, error_line):
     swiglu, relu = (on_text(tmp_path / mlp, mlp, val_loss=loss) for mlp, loss in (("swiglu", 2.0), ("relu", 2.5)))
     assert main(["compare", other, swiglu, relu]) == 0
     said = capsys.readouterr().out
-    titles = ["On data.path other.txt:", "On data.path my.txt:"]
-    assert [line for line in said.splitlines() if line.startswith("On data")] == titles
-    assert [line for line in said.splitlines() if " versus " in line] == ["mlp=relu versus mlp=swiglu"]
-    assert "validation loss +0.5000 nats/token" in said
-    assert OTHER_TEXT in said
+    titles = ["Runs on data.path other.txt", "Runs on data.path my.txt"]
+    assert [line for line in said.splitlines() if line.startswith("Runs on data")] == titles
+    assert {line.partition(",")[0] for line in said.splitlines() if " versus " in line} == {
+        "mlp=relu versus mlp=swiglu"
+    }
+    assert "mlp=relu versus mlp=swiglu, validation loss: neither better nor worse is shown; difference +0.5000" in said
+    assert said.count(OTHER_TEXT) == 1
     assert main(["compare", swiglu, relu]) == 0
-    assert "On data" not in capsys.readouterr().out
+    assert OTHER_TEXT not in capsys.readouterr().out
+    assert [report.name for report in reports(capsys, other, swiglu)] == ["data.path other.txt", "data.path my.txt"]
     assert main(["compare", other, swiglu, relu, "--paired"]) == 2
     assert "has no other group to be compared with; leave out --paired" in error_line()
 
@@ -381,7 +423,7 @@ def test_a_difference_of_one_run_points_to_ablate(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "one pair: no interval" in said
     assert said.count(ONE_RUN) == 1
-    assert "all intervals hold" not in said
+    assert "Simultaneous" not in said
     assert main(["compare", str(several(tmp_path / "runs"))]) == 0
     assert ONE_RUN not in capsys.readouterr().out
 
@@ -389,10 +431,14 @@ def test_a_difference_of_one_run_points_to_ablate(tmp_path, capsys):
 def test_other_numbers_of_steps_are_reported(tmp_path, capsys):
     assert main(["compare", str(several(tmp_path / "runs", steps=200))]) == 0
     assert "steps are not" not in capsys.readouterr().out  # those of the baseline are not recorded
-    for run in (tmp_path / "runs").glob("swiglu-*/summary.json"):
-        run.write_text(json.dumps({**json.loads(run.read_text()), "steps": 100}))
-    assert main(["compare", str(tmp_path / "runs")]) == 0
-    assert "  steps are not equal: 100 versus 200\n" in capsys.readouterr().out
+    for run in sorted((tmp_path / "runs").glob("swiglu-*/summary.json")):
+        run.write_text(json.dumps({**json.loads(run.read_text()), "steps": 1000}))
+    runs = [str(run) for mlp in ("swiglu", "gelu") for run in sorted((tmp_path / "runs").glob(f"{mlp}-*"))]
+    assert main(["compare", *runs]) == 0
+    assert "mlp=gelu versus mlp=swiglu: steps are not equal: 200 versus 1,000.\n" in capsys.readouterr().out
+    run.write_text(json.dumps({**json.loads(run.read_text()), "steps": 100}))
+    assert main(["compare", *runs]) == 0
+    assert "\nmlp=gelu: steps are not equal: 200 versus 100 and 1,000.\n" in capsys.readouterr().out
 
 
 def test_experiments_in_a_folder_of_runs_are_listed(tmp_path, capsys):
@@ -418,13 +464,13 @@ def test_other_validation_windows_get_no_verdict(tmp_path, capsys):
     for side, mlp in enumerate(("swiglu", "relu")):
         for seed in range(4):
             on_text(tmp_path / f"{mlp}{seed}", mlp, validation_batches=f"{side}", val_loss=2.0 + side + seed / 1000)
-    file = tmp_path / "out.json"
-    assert main(["compare", str(tmp_path), "--delta", "0.1", "--json", str(file)]) == 0
+    assert main(["compare", str(tmp_path), "--delta", "0.1"]) == 0
     said = capsys.readouterr().out
     assert f"validation loss: no verdict; {OTHER_WINDOWS}" in said
-    assert not re.search("nats/token .*: (better|worse|equivalent)", said)
-    (effect,) = (one for one in json.loads(file.read_text())[1]["effects"] if one["metric"] == "val_loss")
-    assert (effect["verdict"], effect["difference"]) == ("no verdict", None)
+    assert not re.search("(loss|nats/token).*(better|worse|equivalent)", said.partition("pair")[2])
+    (report,) = reports(capsys, tmp_path, "--delta", "0.1")
+    (row,) = (row for row in report.rows if row.metric in LOSSES)
+    assert (row.metric, row.verdict, row.difference) == ("val_loss", "no verdict", None)
 
 
 def test_other_tokenizers_have_no_verdict_on_a_part_of_the_text(tmp_path, capsys):
@@ -435,7 +481,7 @@ def test_other_tokenizers_have_no_verdict_on_a_part_of_the_text(tmp_path, capsys
     said = capsys.readouterr().out
     assert f"validation loss: no verdict; {OTHER_WINDOWS}" in said
     assert NO_BITS not in said
-    assert "bits/byte (" not in said
+    assert not re.search("bits/byte +[0-9]+ +[+-]|bits/byte after", said)
 
 
 def test_the_baseline_can_be_named(tmp_path, capsys, error_line):
@@ -454,15 +500,16 @@ def test_the_baseline_can_be_named(tmp_path, capsys, error_line):
 def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path, capsys):
     char = on_text(tmp_path / "a", val_loss=2.0, bits_per_byte=2.5, recall_loss=1.5)
     byte = on_text(tmp_path / "b", tokenizer="byte", val_loss=1.0, bits_per_byte=3.0, recall_loss=1.0)
-    file = tmp_path / "out.json"
-    assert main(["compare", char, byte, "--paired", "--delta", "0.1", "--json", str(file)]) == 0
+    assert main(["compare", char, byte, "--paired", "--delta", "0.1"]) == 0
     said = capsys.readouterr().out
-    assert "validation loss +0.5000 bits/byte (+20.0%)" in said
-    assert "nats/token (" not in said
-    assert "bits_per_byte" in [effect["metric"] for effect in json.loads(file.read_text())[1]["effects"]]
+    assert "validation loss: neither better nor worse is shown; difference +0.5000 bits/byte after 1 pair" in said
+    assert not re.search("nats/token +[0-9]+ +[+-]|nats/token after", said)
+    (report,) = reports(capsys, char, byte)
+    assert {row.metric for row in report.rows} == {"bits_per_byte", "seconds"}
+    assert (report.metric, report.unit) == ("bits_per_byte", "bits/byte")
     none = on_text(tmp_path / "c", tokenizer="bpe", bits_per_byte=None)
     assert main(["compare", char, none]) == 0
-    assert f"  {NO_BITS}\n" in capsys.readouterr().out
+    assert f": {NO_BITS}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("shape", "says"), [("808x1", False), ("809x1", True), ("2x2x300", True)])
@@ -478,31 +525,52 @@ def test_groups_are_named_by_what_differs_between_them(tmp_path, capsys):
     ]
     assert main(["compare", *map(str, runs)]) == 0
     said = capsys.readouterr().out
-    assert "lr=2 versus lr=1\n" in said
-    assert "mlp=3 versus mlp=1\n" in said
+    assert "\nlr=2 versus lr=1, validation loss: " in said
+    assert "\nmlp=3 versus mlp=1, validation loss: " in said
 
 
-def test_a_narrow_table_cuts_no_word(tmp_path):
-    found = groups(("memory_optimized_swiglu", 1, 2.0), ("memory_optimized_swiglu", 2, 2.4), ("relu", 1, 2.2))
-    console = Console(width=80, file=io.StringIO())
-    print_table(found, console)
-    lines = console.file.getvalue().splitlines()
+def in_terminal(capsys, monkeypatch, *words, width=80):
+    """What a terminal of so many columns shows."""
+    with monkeypatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        patch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        assert main(["compare", *map(str, words)]) == 0
+    return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+def table_lines(said):
+    """The lines of tables."""
+    return [line.rstrip() for line in said.splitlines() if line.startswith(" ") and line.strip()]
+
+
+def test_a_narrow_table_cuts_no_word_and_no_number(tmp_path, capsys, monkeypatch):
+    several(tmp_path)
+    for run in tmp_path.glob("gelu-*/config.yaml"):
+        run.write_text(run.read_text().replace("gelu", "memory_optimized_swiglu"))
+    lines = table_lines(in_terminal(capsys, monkeypatch, tmp_path, "--baseline", tmp_path / "swiglu-0"))
     assert max(map(len, lines)) <= 80
-    for word in ("memory_", "optimized_", "swiglu", "relu", "2.2000 ± 0.2828", "nats/token"):
+    assert "…" not in "".join(lines)
+    words = ["memory_", "optimized_", "swiglu", "2.1000 ± 0.0816", "nats/token", "validation loss,", "+0.1000"]
+    for word in [*words, "+0.0870 to +0.1130", "worse", "1.500 ± 0.000", "undecided"]:
         assert any(word in line for line in lines), word
+    wide = table_lines(in_terminal(capsys, monkeypatch, tmp_path, "--baseline", tmp_path / "swiglu-0", width=200))
+    assert any("mlp=memory_optimized_swiglu   validation loss, nats/token   4" in line for line in wide)
 
 
-def test_long_names_stand_below_a_narrow_table():
-    found = groups(("memory_optimized_swiglu", 1, 2.0), ("relu", 1, 2.2))
-    same = ", ".join(f"option_{letter}={letter * 9}" for letter in "abcdefg")
-    names = [f"{same}, rope_theta={number}" for number in range(2)]
-    found = [dataclasses.replace(group, name=name, options={}) for group, name in zip(found, names, strict=True)]
-    console = Console(width=80, file=io.StringIO())
-    print_table(found, console)
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+def test_long_names_stand_below_a_narrow_table_with_one_number_each(tmp_path, capsys, monkeypatch):
+    same = {f"option_{letter}": letter * 9 for letter in "bcdefg"}
+    runs = [changed(tmp_path / "a", **same, rope_theta=0), changed(tmp_path / "b", **same, rope_theta=1)]
+    runs.append(changed(tmp_path / "c", **dict.fromkeys(same, "x"), rope_theta=2))
+    said = in_terminal(capsys, monkeypatch, *runs)
+    lines = table_lines(said)
     assert max(map(len, lines)) <= 80
-    assert any(line.split()[:2] == ["2", "1"] and "2.2000" in line for line in lines)
-    assert " ".join(" ".join(lines).split()).endswith(f"1: {names[0]} 2: {names[1]}")
+    names = list(reports(capsys, *runs)[0].variants)
+    assert [any(line.split()[:3] == [number, "1", "2.0000"] for line in lines) for number in "123"] == [True] * 3
+    assert not any(line.split()[0] == "1" and "validation loss" in line for line in lines)
+    assert any(line.split()[:3] == ["3", "validation", "loss,"] for line in lines)
+    legend = [f"{number}: {name}" for number, name in enumerate(names, 1)]
+    assert [line for line in said.splitlines() if re.match("[0-9]+: ", line)] == [*legend, *legend[1:]]
+    assert "1: " not in "\n".join(table_lines(in_terminal(capsys, monkeypatch, *runs, width=600)))
 
 
 def test_comparing_needs_no_torch(tmp_path):
@@ -522,16 +590,14 @@ def test_an_experiment_is_compared_by_its_plan(experiment, capsys, tmp_path, err
     for name, seeds in ((BASELINE, 4), (AGAIN, 1), (NULL, 4), ("wider", 4)):
         for seed in range(seeds):
             train(plan, name, seed)
-    file = tmp_path / "out.json"
-    assert main(["compare", str(plan.out), "--json", str(file)]) == 0
+    assert main(["compare", str(plan.out)]) == 0
     said = capsys.readouterr().out
-    loaded = report_of(load_experiment(plan.out))["variants"]["wider"]
-    baseline, wider = json.loads(file.read_text())
-    assert (baseline["name"], len(baseline["runs"])) == (BASELINE, 4)
-    assert wider["effects"][0]["difference"] == loaded["difference"] == pytest.approx(-0.02, rel=0.01)
-    assert wider["effects"][0]["interval"] == list(loaded["interval"])
-    assert wider["effects"][0]["pairs"] == 4
-    assert "wider versus baseline\n  validation loss -0.0200 nats/token" in said
+    loaded = report_of(load_experiment(plan.out))
+    assert reports(capsys, plan.out) == [loaded]
+    assert loaded.row("wider").difference == pytest.approx(-0.02, rel=0.01)
+    assert loaded.variants[BASELINE].runs == loaded.row("wider").pairs == 4
+    assert "wider: better, by more than 0.005; difference -0.0200 (" in said
+    assert not (plan.out / "report.json").exists()  # it only reads
     assert main(["compare", str(plan.out / "runs")]) == 0
     assert capsys.readouterr().out == said
     assert main(["compare", str(plan.out), "--delta", "0.1"]) == 2
@@ -598,7 +664,7 @@ def test_a_run_says_how_it_ended(tiny, monkeypatch):
     assert unfinished(Path("runs/run/version_0")) == "failed (two lines); step 1"
     shutil.rmtree("runs")
     with monkeypatch.context() as patch:
-        patch.setattr(RunReport, "finish", lambda *args: None)  # killed after its last validation
+        patch.setattr(TrainingSummary, "finish", lambda *args: None)  # killed after its last validation
         tiny("fit")
     assert (status()["status"], status()["step"]) == (RUNNING, 6)
     loss = status()["val_loss"]
@@ -627,13 +693,15 @@ def test_memory_differs_where_the_models_do(text_file, tmp_path, monkeypatch, ca
         words = ["--config", f"{name}.yaml", "--config", "memory-profile", "--trainer.precision=32-true"]
         assert main(["fit", *words]) == 0
     capsys.readouterr()
-    assert main(["compare", "runs/standard", "runs/ours", "--json", "out.json"]) == 0
+    assert main(["compare", "runs/standard", "runs/ours"]) == 0
     said = capsys.readouterr().out
     assert "At the peak of step 3" in said
     assert "Saved by forward when the last backward of step 3 begins" in said
     assert TENSORS_ONLY in said
-    first, second = (row["memory"] for row in json.loads(Path("out.json").read_text()))
-    assert first["step"] == second["step"] == 3
+    assert re.search(r"MiB +mlp=swiglu +mlp=memory_optimized_swiglu +difference", said)
+    (report,) = reports(capsys, "runs/standard", "runs/ours")
+    first, second = report.memory.variants.values()
+    assert report.memory.step == 3
     saved = layers * 2 * 4 * rows * context * width
     assert first["saved"]["bytes"] - second["saved"]["bytes"] == saved
     assert first["peak"]["bytes"] > second["peak"]["bytes"]
@@ -641,48 +709,62 @@ def test_memory_differs_where_the_models_do(text_file, tmp_path, monkeypatch, ca
     assert {name for name in sizes | others if sizes.get(name) != others.get(name)} == {"layers.0.mlp", "layers.1.mlp"}
 
 
-def test_memory_that_one_group_sampled_is_in_the_file_alone(tmp_path, capsys):
-    root, file = several(tmp_path / "runs"), tmp_path / "out.json"
-    point = {"bytes": 1, "by_kind": {}, "by_module": {}}
-    (root / "gelu-0" / "memory").mkdir()
-    (root / "gelu-0" / "memory" / "step-2.json").write_text(json.dumps({"peak": point, "saved": point}))
-    assert main(["compare", str(root), "--json", str(file)]) == 0
+def sampled(run, size=1):
+    """A step of a run whose memory was sampled, with so many bytes in module ``a``."""
+    point = {"bytes": size, "by_kind": {}, "by_module": {"a": size}}
+    (run / "memory").mkdir()
+    (run / "memory" / "step-2.json").write_text(json.dumps({"peak": point, "saved": point}))
+
+
+def test_memory_that_one_group_sampled_is_in_the_json_alone(tmp_path, capsys):
+    root = several(tmp_path / "runs")
+    sampled(root / "gelu-0")
+    assert main(["compare", str(root)]) == 0
     assert TENSORS_ONLY not in capsys.readouterr().out
-    assert [row["memory"] and row["memory"]["step"] for row in json.loads(file.read_text())] == [2, None]
+    memory = reports(capsys, root)[0].memory
+    assert memory.step == 2
+    assert {name: points["peak"]["bytes"] for name, points in memory.variants.items()} == {"mlp=gelu": 1}
 
 
 def test_three_groups_with_memory_are_called_by_numbers(tmp_path, capsys):
     runs = [make(tmp_path / f"{mlp}-0", mlp) for mlp in ("swiglu", "gelu", "relu")]
     for number, run in enumerate(runs):
-        point = {"bytes": (number + 1) << 20, "by_kind": {}, "by_module": {"a": (number + 1) << 20}}
-        (run / "memory").mkdir()
-        (run / "memory" / "step-2.json").write_text(json.dumps({"peak": point, "saved": point}))
+        sampled(run, (number + 1) << 20)
     assert main(["compare", *map(str, runs)]) == 0
     said = capsys.readouterr().out
     assert "\n1: mlp=swiglu\n2: mlp=gelu\n3: mlp=relu\n" in said
-    assert re.search(r"MiB +┃ +1 ┃ +2 ┃ +2 - 1 ┃ +3 ┃ +3 - 1 ┃", said)
-    assert re.search(r"all +│ +1.0 │ +2.0 │ +\+1.0 │ +3.0 │ +\+2.0 │", said)
+    assert re.search(r"MiB +1 +2 +2 - 1 +3 +3 - 1 *\n", said)
+    assert re.search(r"\n all +1.0 +2.0 +\+1.0 +3.0 +\+2.0 *\n", said)
 
 
-def test_a_group_without_runs_has_no_memory(tmp_path, monkeypatch, capsys):
-    """It takes none from the current folder."""
-    point = {"bytes": 1, "by_kind": {}, "by_module": {}}
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "step-2.json").write_text(json.dumps({"peak": point, "saved": point}))
+def test_a_folder_of_the_current_one_gives_no_run_its_memory(tmp_path, monkeypatch, capsys):
+    """Only the folder of a run has its memory."""
+    several(tmp_path / "runs")
+    sampled(tmp_path)
     monkeypatch.chdir(tmp_path)
-    empty = Group("a", {}, [], 0, {}, {})
-    show(Comparison({"": ([empty, dataclasses.replace(empty, name="b")], [[]])}, []), None, Console())
-    assert "At the peak" not in capsys.readouterr().out
+    assert reports(capsys, "runs")[0].memory is None
 
 
-def test_runs_on_two_texts_each_name_theirs_in_the_file(tmp_path):
+def test_the_second_of_two_texts_has_the_notes(tmp_path):
     for text in ("one", "two"):
         config = {"data": {"path": f"{text}.txt"}, "model": {"architecture": {"mlp": "gelu"}}}
         run = make(tmp_path / "runs" / text)
         (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert main(["compare", str(tmp_path / "runs"), "--json", str(tmp_path / "out.json")]) == 0
-    rows = json.loads((tmp_path / "out.json").read_text())
-    assert [row["text"] for row in rows] == ["data.path one.txt", "data.path two.txt"]
+    (make(tmp_path / "runs" / "three") / "summary.json").unlink()
+    first, second = compare_runs([str(tmp_path / "runs")], None, None, must_pair=False)
+    assert [first.name, second.name] == ["data.path one.txt", "data.path two.txt"]
+    assert first.notes == []
+    assert second.notes[0] == OTHER_TEXT
+    assert second.notes[1].startswith(f"not compared: {tmp_path / 'runs' / 'three'}: has not ended yet")
+
+
+def test_a_pair_is_called_by_its_seed_or_by_both(tmp_path, capsys):
+    for mlp in ("swiglu", "gelu"):
+        make(tmp_path / f"{mlp}-0", mlp, 7, **HASHES)
+        config = {"seed_everything": 1, "data": {"seed": 2}, "model": {"architecture": {"mlp": mlp}}}
+        (make(tmp_path / f"{mlp}-1", **HASHES) / "config.yaml").write_text(yaml.safe_dump(config))
+    row, *_ = reports(capsys, tmp_path)[0].rows
+    assert [pair.seed for pair in row.by_seed] == [7, "1, 2"]
 
 
 def test_a_seed_that_ran_twice_counts_once_in_the_table(tmp_path, capsys):
@@ -690,4 +772,6 @@ def test_a_seed_that_ran_twice_counts_once_in_the_table(tmp_path, capsys):
     for number, (seed, loss) in enumerate(((0, 1.0), (0, 3.0), (1, 4.0))):
         make(tmp_path / f"gelu-{number}", "gelu", seed, val_loss=loss)
     assert main(["compare", str(tmp_path)]) == 0
-    assert "3.0000 ± 1.4142" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r"group +runs +seeds", said)
+    assert re.search(r"3 +2 +3.0000 ± 1.4142", said)

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from tqdm import tqdm
 
-from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
+from lightning_llm.__main__ import SUBCOMMANDS, TRAINER_WORDS, main
 from lightning_llm.cli.command_line import experiment_name
-from lightning_llm.cli.stdio import Printable
+from lightning_llm.cli.standard_streams import Printable
 from lightning_llm.io.untrusted import ESCAPE
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
@@ -140,7 +140,7 @@ def test_the_folder_of_a_run_is_in_the_root_whatever_the_config_is_called(tmp_pa
 
 
 def test_each_command_is_among_these():
-    assert {word.split()[0] for word in WORDS} == {*TRAINER_WORDS, *TOOLS} - {"fit", "generate"}
+    assert {word.split()[0] for word in WORDS} == {*TRAINER_WORDS, *SUBCOMMANDS} - {"fit", "generate"}
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -157,7 +157,7 @@ def test_what_a_command_prints_is_harmless(hostile, monkeypatch, word):
         assert json.loads(said)["prompt"] == EVIL
 
 
-@pytest.mark.parametrize("word", [*TRAINER_WORDS, *TOOLS, "none"])
+@pytest.mark.parametrize("word", [*TRAINER_WORDS, *SUBCOMMANDS, "none"])
 def test_a_mistake_is_one_line(tmp_path, monkeypatch, word):
     screen = Screen(monkeypatch)
     monkeypatch.chdir(tmp_path)

@@ -55,7 +55,7 @@ MISTAKES = [
 ]
 FRONT_DOOR = """
 import contextlib, io, json, os, socket, sys
-from lightning_llm.__main__ import TOOLS, main
+from lightning_llm.__main__ import SUBCOMMANDS, main
 taken = socket.create_server(("127.0.0.1", 0))
 for words, says in json.loads(sys.argv[1]):
     said = io.StringIO()
@@ -66,9 +66,9 @@ for words, says in json.loads(sys.argv[1]):
     assert not {"torch", "tensorboard"} & sys.modules.keys(), words
 os.environ["MASTER_ADDR"] = "no such host"
 assert main(["fit"]) == 2
-for tool in TOOLS:
-    assert main([tool, "--help"]) == 0
-    assert "torch" not in sys.modules, tool
+for subcommand in SUBCOMMANDS:
+    assert main([subcommand, "--help"]) == 0
+    assert "torch" not in sys.modules, subcommand
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
+from lightning_llm.__main__ import SUBCOMMANDS, TRAINER_WORDS, main
 from lightning_llm.cli.commands import COMMANDS
 from lightning_llm.cli.errors import one_line, reports
 from lightning_llm.data.batches import TrainBatches
@@ -48,7 +48,7 @@ def module_of(word):
     return f"lightning_llm.cli.{COMMANDS[word].module}"
 
 
-@pytest.mark.parametrize("word", [*TRAINER_WORDS, *TOOLS])
+@pytest.mark.parametrize("word", [*TRAINER_WORDS, *SUBCOMMANDS])
 def test_every_command_fails_in_one_line_and_keeps_the_traceback(word, traces, monkeypatch, capsys):
     def broken(*words):
         raise ZeroDivisionError("by\nnothing")
@@ -105,7 +105,7 @@ def test_benchmarks_fail_under_their_own_name(words, traces, monkeypatch, capsys
     ("run", "words", "name", "function"),
     [
         (benchmarks, ["cost"], "python -m benchmarks cost", "benchmarks.command_line._measure"),
-        (main, ["compare", "runs"], "lightning-llm compare", "lightning_llm.ablate.comparison.compare_runs"),
+        (main, ["compare", "runs"], "lightning-llm compare", "lightning_llm.cli.compare.compare_runs"),
     ],
 )
 def test_an_interruption_has_the_name_of_the_command(run, words, name, function, monkeypatch, capsys):

@@ -72,8 +72,8 @@ def test_the_first_line_is_a_sentence(config, tmp_path, capsys):
     report = run(tmp_path, "-c", config(), "--precision", "32-true")
     peak, parameters = report["memory"]["peak"], report["parameters"]["all"]
     needs = f"The model has {parameters:,} parameters, and training it needs {peak / 2**20:.2f} MiB of memory"
-    assert first_line(capsys) == f"{needs}. Give --device to estimate the time."
-    words = ("--config", config(), "--precision", "32-true", "--device", "rtx 4090", "--world-size", "2")
+    assert first_line(capsys) == f"{needs}. Give --gpu to estimate the time."
+    words = ("--config", config(), "--precision", "32-true", "--gpu", "rtx 4090", "--world-size", "2")
     seconds = run(tmp_path, *words, "--utilization", "0.001")["time"]["seconds_per_step"]
     says = f" on each device. At 0.1 % of the peak of NVIDIA GeForce RTX 4090, a step takes {1000 * seconds:.3g} ms."
     assert first_line(capsys).endswith(says)
@@ -93,7 +93,7 @@ def test_the_config_of_a_run_knows_its_vocabulary(tiny, tmp_path, capsys):
     assert run(tmp_path, "-c", file)["parameters"]["all"] == expected
     Path("more.yaml").write_text("data: {micro_batch_size: 1}\n")
     assert run(tmp_path, "-c", file, "-c", "more.yaml")["parameters"]["all"] == expected
-    assert main(["plan", "-c", file, "--memory", "1GB", "--device", "h100"]) == 0
+    assert main(["plan", "-c", file, "--memory", "1GB", "--gpu", "h100"]) == 0
     assert "1 × NVIDIA H100 80GB HBM3" in capsys.readouterr().out
     Path("other.yaml").write_text("data: {path: other.txt}\n")  # whose vocabulary the checkpoint does not know
     assert main(["estimate", "-c", file, "-c", "other.yaml"]) == 2
@@ -132,7 +132,7 @@ def test_damaged_checkpoints_do_not_know_the_vocabulary(finished, tmp_path):
 
 
 def test_days_of_a_run_at_a_given_utilization(config, tmp_path):
-    words = ("--config", config(), "--device", "H200", "--steps", "1000")
+    words = ("--config", config(), "--gpu", "H200", "--steps", "1000")
     time = run(tmp_path, *words, "--precision", "32-true", "--utilization", "0.5")["time"]
     flops = run(tmp_path, *words)["flops"]
     assert time["days"] == pytest.approx((flops["forward"] + flops["backward"]) * 1000 / (67e12 * 0.5) / 86400)
@@ -201,7 +201,7 @@ def test_state_in_bfloat16_and_shards(config, tmp_path):
 
 
 def test_on_a_gpu_the_memory_needed_has_a_reserve(config, tmp_path, capsys):
-    words = ("--config", config(), "--device", "h100", "--memory", "2GiB")
+    words = ("--config", config(), "--gpu", "h100", "--memory", "2GiB")
     report = run(tmp_path, *words)
     memory = report["memory"]
     assert memory["needed"] == pytest.approx(1.05 * memory["peak"] + 728 * 2**20, abs=1)
@@ -233,7 +233,7 @@ def test_configs_are_composed_and_the_precision_is_said(config, tmp_path, capsys
     settings = run(tmp_path, "--config", first, "--config", str(tmp_path / "second.yaml"))["settings"]
     assert (settings["rows"], settings["accumulation"], settings["precision"]) == (2, 2, "32-true")
     assert "precision auto is 32-true: the CPU has no bf16 in hardware" in capsys.readouterr().out
-    assert run(tmp_path, "--config", first, "--device", "H200")["settings"]["precision"] == "bf16-mixed"
+    assert run(tmp_path, "--config", first, "--gpu", "H200")["settings"]["precision"] == "bf16-mixed"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_what_is_left_out_is_named(config, tmp_path, capsys, sections, note):
 @pytest.mark.parametrize(
     ("words", "sections", "expected"),
     [
-        (["--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
+        (["--gpu", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
         (["--memory", "80Gigs"], {}, "'80Gigs' is not a size: give a number with one of B, KB, MB, GB, TB, KiB, "),
         (["--memory", "10kB"], {}, "'10kB' is not a size"),
         (["--memory", "1KiB"], {}, "the smallest that fits is "),
@@ -265,7 +265,7 @@ def test_what_is_left_out_is_named(config, tmp_path, capsys, sections, note):
             "precision '8-bit' is not covered: choose one of 32-true, bf16-true, bf16-mixed",
         ),
         (["--world-size", "3"], {}, "data.global_batch_size 8 cannot be divided by 3 devices"),
-        (["--device", "H200", "--utilization", "50"], {}, "--utilization must be above 0 and at most 1, got 50.0"),
+        (["--gpu", "H200", "--utilization", "50"], {}, "--utilization must be above 0 and at most 1, got 50.0"),
         ([], {"model": {"architecture": {}}}, "vocab_size is null: give the number of token ids (--vocab-size)"),
         ([], {"model": {"architecture": ARCHITECTURE, "optimizer": "my.Own"}}, "optimizer 'my.Own' is not known"),
         (

@@ -14,7 +14,7 @@ from lightning_llm import ModelConfig
 from lightning_llm.__main__ import main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
-from lightning_llm.cli import report
+from lightning_llm.cli import training_output
 from lightning_llm.cli.train import cli_main
 from lightning_llm.data import tokenizer_json, tokenizers
 from lightning_llm.interop.hf_mapping import mapping_for
@@ -240,7 +240,7 @@ def test_each_prompt_of_a_run_begins_as_its_texts(begun, text_file, tmp_path, mo
         )
 
     spy(samples)
-    spy(report)
+    spy(training_output)
     changes = {"data.store": "store", "data.path": None}
     data = fit(tmp_path, text_file, "--config=sample.json", **changes).datamodule
     assert [ids[0].tolist() for ids in prompts] == [tokenizer.encode_prompt(text) for text in ("a", "a", "\n")]

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("default_signals")
 def test_a_command_inside_of_another_gives_the_name_back():
     """``ablate`` reads each side by ``check``."""
     found = Interrupts()
-    with found.taken("ablate"):
-        with found.taken("check"):
+    with found.handling("ablate"):
+        with found.handling("check"):
             assert found.command == "check"
         assert found.command == "ablate"
 

@@ -84,7 +84,7 @@ def nested(name, value):
         ("model.architecture.mlp", "lightning_llm.ablate.slurm.subprocess.Popen"),
         ("model.architecture.mlp", "lightning_llm.training.module.LightningModule"),
         ("model.architecture.mup", SHELL),
-        ("trainer.callbacks", [{**LAMBDA, "init_args": {"setup": "lightning_llm.cli.stdio.os.system"}}]),
+        ("trainer.callbacks", [{**LAMBDA, "init_args": {"setup": "lightning_llm.cli.standard_streams.os.system"}}]),
         ("trainer.callbacks", [{**LAMBDA, "init_args": {"setup": "torch.optim.lr_scheduler.partial"}}]),
     ],
 )
@@ -116,7 +116,9 @@ def test_what_is_trusted_no_longer_is_not_imported(flags, tmp_path, monkeypatch,
     assert status_of(**LAMBDA, init_args={"setup": "os.system"}) == 0  # which was printed
     TRUSTED.clear()
     assert status_of(class_path="LambdaCallback") == 0  # offered, whatever was trusted
-    assert status_of(class_path="LambdaCallback", init_args={"setup": "lightning_llm.cli.stdio.os.system"}) == 2
+    assert (
+        status_of(class_path="LambdaCallback", init_args={"setup": "lightning_llm.cli.standard_streams.os.system"}) == 2
+    )
     error_line()
 
 

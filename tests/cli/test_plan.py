@@ -69,7 +69,7 @@ def test_fit_takes_what_is_written(config, tmp_path, text_file, monkeypatch):
 
 def test_on_a_gpu_the_plan_leaves_memory_free(config, tmp_path, capsys):
     large = {"architecture": {**ARCHITECTURE, "hidden_size": 1024, "num_attention_heads": 8}}
-    words = ("--config", config(model=large), "--device", "h100", "--precision", "bf16-mixed")
+    words = ("--config", config(model=large), "--gpu", "h100", "--precision", "bf16-mixed")
     report = run(tmp_path, *words, "--memory", "90GB")
     out = capsys.readouterr().out
     chosen, reserve = report["chosen"], report["assumed"]["reserve"]
@@ -80,20 +80,20 @@ def test_on_a_gpu_the_plan_leaves_memory_free(config, tmp_path, capsys):
     least = run(tmp_path, *words, "--memory", "90GB", "--reserve", "0B")["chosen"]
     assert least["needed"] == least["memory"]["peak"]
     given = config("given.yaml", model={**large, "memory_budget": "2GiB", "memory_reserve": "1GiB"})
-    words = ("--config", given, "--device", "h100", "--out", str(tmp_path / "plan.yaml"))
+    words = ("--config", given, "--gpu", "h100", "--out", str(tmp_path / "plan.yaml"))
     assert run(tmp_path, *words, "--memory", "2GiB")["assumed"]["reserve"] == {"fixed": 2**30, "share": 0}
     assert "memory_reserve" not in yaml.safe_load((tmp_path / "plan.yaml").read_text())["model"]
 
 
 def test_tf32_of_the_config_counts(config, tmp_path):
-    words = ("--device", "H200", "--memory", "1GB", "--precision", "32-true")
+    words = ("--gpu", "H200", "--memory", "1GB", "--precision", "32-true")
     plain = run(tmp_path, "--config", config(), *words)["chosen"]["time"]["matmuls"]
     fast = run(tmp_path, "--config", config(trainer={"tf32": True}), *words)["chosen"]["time"]["matmuls"]
     assert fast < plain
 
 
 def test_several_processes(config, tmp_path):
-    words = ("--config", config(), "--device", "H200", "--world-size", "2", "--out", str(tmp_path / "plan.yaml"))
+    words = ("--config", config(), "--gpu", "H200", "--world-size", "2", "--out", str(tmp_path / "plan.yaml"))
     report = run(tmp_path, *words, "--memory", "3GB")
     trainer = yaml.safe_load((tmp_path / "plan.yaml").read_text())["trainer"]
     assert trainer == {"precision": "bf16-mixed", "strategy": report["chosen"]["strategy"], "devices": 2}
@@ -148,11 +148,11 @@ def test_the_picture(config, tmp_path):
         (["--memory", "1KB"], {}, LEAST_LINE),
         (["--memory", "80Gigs"], {}, "'80Gigs' is not a size: give a number with one of B, KB, MB, GB, TB, KiB, "),
         ([], {}, "the following arguments are required: --memory"),
-        (["--memory", "1GB", "--device", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
-        (["--memory", "1GB", "--device", "Q9", "--precision", "bf16-mixed"], {}, "device 'Q9' is not in the table"),
+        (["--memory", "1GB", "--gpu", "H20"], {}, "device 'H20' is not in the table: there are NVIDIA H200, "),
+        (["--memory", "1GB", "--gpu", "Q9", "--precision", "bf16-mixed"], {}, "device 'Q9' is not in the table"),
         (["--memory", "1GB", "--precision", "8-bit"], {}, "precision '8-bit' is not covered: choose one of 32-true"),
         (
-            ["--memory", "1GB", "--device", "Tesla T4", "--precision", "bf16-mixed"],
+            ["--memory", "1GB", "--gpu", "Tesla T4", "--precision", "bf16-mixed"],
             {},
             "Tesla T4 has no bfloat16 peak in the table: use --precision 32-true",
         ),

@@ -60,7 +60,7 @@ def test_store_without_a_name_lies_where_training_looks_for_it(capsys):
     from lightning_llm.data import find_or_prepare
 
     assert run_prepare(["text.txt", "--tokenizer", "char"]) == 0
-    assert find_or_prepare(path="text.txt", tokenizer="char", say=pytest.fail).path.parent.name == "stores"
+    assert find_or_prepare(path="text.txt", tokenizer="char", log=pytest.fail).path.parent.name == "stores"
 
 
 def test_shards_are_merged(capsys):

@@ -143,7 +143,8 @@ def test_a_mistake_is_one_line(config, capsys, words, sections, reason):
 def test_kernels_are_interpreted_on_a_cpu_in_float32(config, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "lightning_llm.same.settings.Judge.findings", lambda judge, setting: asked.append(setting) or {"x": []}
+        "lightning_llm.same.steps.Float64Reference.findings",
+        lambda reference, setting: asked.append(setting) or {"x": []},
     )
     assert main(["same", "--config", config(), "--vary", "kernels"]) == 0
     assert [(one.interpreted, one.precision) for one in asked] == [(False, "bf16-mixed"), (True, "32-true")]

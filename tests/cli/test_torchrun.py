@@ -101,8 +101,8 @@ def job_words(flags, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_killed_four_times_loses_nothing(job_words, quick_processes):
-    steps, kills = 160, 4
+def test_a_process_killed_twice_loses_nothing(job_words, quick_processes):
+    steps, kills = 100, 2
     start = ["--standalone", "--nproc-per-node=2", f"--max-restarts={kills}"]
     undisturbed = torchrun(start, job_words("whole", steps), **forked(quick_processes))
     assert undisturbed.wait(300) == 0, Path("job.log").read_text()[-3000:]
@@ -117,7 +117,7 @@ def test_a_process_killed_four_times_loses_nothing(job_words, quick_processes):
 
     whole, killed = last_weights("whole", steps), last_weights("killed", steps)
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
-    assert Path("job.log").read_text().count("Resumed from step") >= kills - 2  # two kills may hit one attempt
+    assert Path("job.log").read_text().count("Resumed from step") >= kills - 1  # two kills may hit one attempt
 
 
 @pytest.fixture

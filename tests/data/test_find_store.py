@@ -30,12 +30,12 @@ def text(tmp_path, monkeypatch):
 
 def test_missing_store_is_prepared_and_then_found(text):
     said = []
-    first = find_or_prepare(path=text, tokenizer="char", say=said.append)
+    first = find_or_prepare(path=text, tokenizer="char", log=said.append)
     assert first.path == Path("stores") / os.listdir("stores")[0]
     assert len(said) == 1
     assert said[0].startswith("Preparing stores/text-char-")
     before = (first.path / "meta.json").stat().st_mtime_ns
-    assert find_or_prepare(path=text, tokenizer="char", say=said.append) == first
+    assert find_or_prepare(path=text, tokenizer="char", log=said.append) == first
     assert (first.path / "meta.json").stat().st_mtime_ns == before
     assert len(said) == 1
 
@@ -48,7 +48,7 @@ def test_changed_text_is_prepared_again(text):
     first = find_or_prepare(path=text, tokenizer="char")
     Path(text).write_text(TEXT + "more: 0123456789")
     said = []
-    second = find_or_prepare(path=text, tokenizer="char", say=said.append)
+    second = find_or_prepare(path=text, tokenizer="char", log=said.append)
     assert second.path == first.path
     assert second.fingerprint != first.fingerprint
     assert "has changed since it was prepared" in said[0]
@@ -147,11 +147,11 @@ def test_a_changed_time_is_no_changed_text_and_an_unchanged_one_no_unchanged_tex
     os.utime(text, (1, 1))
     first, said = find_or_prepare(path=text, tokenizer="char"), []
     os.utime(text, (5, 5))
-    assert find_or_prepare(path=text, tokenizer="char", say=said.append) == first
+    assert find_or_prepare(path=text, tokenizer="char", log=said.append) == first
     assert not said
     Path(text).write_text(TEXT[::-1])
     os.utime(text, (5, 5))
-    assert find_or_prepare(path=text, tokenizer="char", say=said.append).fingerprint != first.fingerprint
+    assert find_or_prepare(path=text, tokenizer="char", log=said.append).fingerprint != first.fingerprint
     assert "has changed since it was prepared" in said[0]
 
 

@@ -55,7 +55,7 @@ def shares(tmp_path, texts, **options):
         (folder / f"{number}.txt").write_text(text)
     said = []
     store = prepare_store(
-        str(folder), tmp_path / "store", tokenizer="byte", end_of_text="none", say=said.append, **options
+        str(folder), tmp_path / "store", tokenizer="byte", end_of_text="none", log=said.append, **options
     )
     return store, [line for line in said if line.startswith("warning:")]
 

@@ -94,7 +94,7 @@ def test_a_run_takes_a_store_of_other_tokens_and_does_not_make_it_again(tmp_path
 
 def test_documents_without_a_mark_are_named(prepared):
     said = []
-    prepared("bytes", tokenizer="byte", say=said.append)
+    prepared("bytes", tokenizer="byte", log=said.append)
     assert said[:1] == [
         "documents follow each other without a mark, since its tokenizer has no known end-of-text token; "
         "--end-of-text names one"

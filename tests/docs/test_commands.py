@@ -17,7 +17,7 @@ import subprocess
 import pytest
 import yaml
 
-from lightning_llm.__main__ import TOOLS, TRAINER_WORDS
+from lightning_llm.__main__ import SUBCOMMANDS, TRAINER_WORDS
 from lightning_llm.cli.commands import COMMANDS
 from tests.docs.markdown import PAGES, README, ROOT, blocks, outside_of_blocks
 from tests.docs.shell import Shell
@@ -190,7 +190,7 @@ def test_a_command_in_the_prose_has_options_that_exist(page, text, fit_options):
     if command in TRAINER_WORDS:
         assert {name.removeprefix("--") for name in given} <= fit_options
         return
-    assert command in TOOLS
+    assert command in SUBCOMMANDS
     module = importlib.import_module(f"lightning_llm.cli.{COMMANDS[command].module}")
     parser = getattr(module, f"run_{command}").parser
     assert given <= option_names(parser)

@@ -117,10 +117,14 @@ class Subject:
         assert self.succeeded, f"{self.name}: no command has ended well: correct results were never looked at"
 
 
-def amount(draws: int) -> settings:
-    """So many draws: by hand, other ones each time. Not shrunk: a draw has three edits at most."""
+def amount(draws: int, is_slow: bool = False) -> settings:
+    """So many draws: by hand, other ones each time. Not shrunk: a draw has three edits at most.
+
+    ``is_slow``: a draw takes seconds, so that .ci/run has no more of them than the quick tests.
+    """
+    factor = min(1, FACTOR) if is_slow and FACTOR <= IN_CI else FACTOR
     return settings(
-        max_examples=max(10, int(draws * FACTOR)),
+        max_examples=max(10, int(draws * factor)),
         derandomize=FACTOR <= IN_CI,
         database=None,
         deadline=None,  # watch.SECONDS is the bound

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 CANARY = "canary_parts.Part"  # a module in the folder of each draw, which notes that it was imported
 PATHS = ("../../x", "/etc/passwd", "/dev/zero", ".", "", "a/../../x", "~", "file:///etc/passwd", "http://127.0.0.1:9/x")
 IMPORTS = ("os.system", CANARY, "builtins.exec", "subprocess.Popen", "torch.nn.Linear", "canary_parts")
-INSIDE = ("lightning_llm.cli.stdio.os.system", "lightning_llm.ablate.slurm.subprocess.Popen", "lightning_llm.x.y")
+INSIDE = (
+    "lightning_llm.cli.standard_streams.os.system",
+    "lightning_llm.ablate.slurm.subprocess.Popen",
+    "lightning_llm.x.y",
+)
 SHELL = {"args": "touch made-by-a-shell", "shell": True}
 CONTROL = ("\x1b[31mred", "two\nlines\r", "\x00", "\ud800", "\u202egnp.exe", "[red]markup[/]", "x" * 5000, "é∕\u2028")
 EXTREME = (0, 1, 10**6, 10**15, 2**63, -(2**63), 10**400, 1e308, 1e-320, float("nan"), float("inf"), -float("inf"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_llm.__main__ import TOOLS, TRAINER_WORDS
+from lightning_llm.__main__ import SUBCOMMANDS, TRAINER_WORDS
 from tests.fuzz import watch
 from tests.fuzz.conftest import Subject, amount
 from tests.fuzz.mutations import WORD_KINDS, edited_words, edits
@@ -69,7 +69,7 @@ LINES = {  # the first of each command ends well as it is
     "runs": [["runs", RUN, "--json", "made.json"], ["clean", "runs", "--yes"]],
     "compare": [["runs", RUN, "--json", "made.json"]],
     "estimate": [
-        ["-c", f"{RUN}/config.yaml", "--device", "rtx 4090", "--precision=bf16-true"],
+        ["-c", f"{RUN}/config.yaml", "--gpu", "rtx 4090", "--precision=bf16-true"],
         ["--config", "tiny.yaml", "--config", "small.yaml", "--vocab-size=300", "--explain", "--memory", "1GiB"],
         [
             "--config",
@@ -82,7 +82,7 @@ LINES = {  # the first of each command ends well as it is
             "--json",
             "made.json",
         ],
-        ["--config=tiny.yaml", "--device", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilization", "0.4"],
+        ["--config=tiny.yaml", "--gpu", "H200", "--precision=bf16-mixed", "--steps", "9", "--utilization", "0.4"],
     ],
     "plan": [
         ["--config", "tiny.yaml", "--memory", "1GiB", "--out", "made.yaml", "--png", "made.png", "--allow-bf16-state"],
@@ -147,12 +147,12 @@ def check_result(result, work):
 
 
 def test_the_lines_are_of_all_commands():
-    assert LINES.keys() == {*TRAINER_WORDS, *TOOLS}
+    assert LINES.keys() == {*TRAINER_WORDS, *SUBCOMMANDS}
 
 
 @pytest.mark.parametrize(
     ("commands", "draws"),
-    [(("fit", "check", "validate", "test", "predict"), 10), (tuple(TOOLS), 30)],
+    [(("fit", "check", "validate", "test", "predict"), 10), (tuple(SUBCOMMANDS), 30)],
     ids=["trainer", "tools"],
 )
 def test_a_command_line_is_done_or_refused(world, commands, draws):

@@ -72,14 +72,14 @@ def check_result(command, result, work, content):
 
 
 @pytest.mark.parametrize(
-    ("commands", "draws"),
-    [(("estimate", "plan"), 10), (("check", "check", "validate", "fit"), 10)],
+    ("commands", "is_slow"),
+    [(("estimate", "plan"), True), (("check", "check", "validate", "fit"), False)],
     ids=["accounting", "training"],
 )
-def test_a_config_means_what_it_says_or_is_refused(world, commands, draws):
+def test_a_config_means_what_it_says_or_is_refused(world, commands, is_slow):
     subject = Subject("configs")
 
-    @amount(draws)
+    @amount(10, is_slow)
     @given(st.sampled_from(commands), st.sampled_from(sorted(TREES)), edits(most=2), raw_edits())
     def draw(command, name, drawn, raw):
         tree, touched = edited(TREES[name], drawn)

@@ -22,7 +22,7 @@ OF_FILES = [
     ("check", ["--config", "tiny.yaml", "--model.init_from", "hf"]),
 ]
 # Names that a command may write beside a file, or looks for there
-TAKEN = (".{name}.{pid}.tmp", ".{name}.old.tmp", ".{name}.gone.tmp", "lock", "turn", "job", "version_²", "1²2")
+TAKEN = (".{name}.{pid}.tmp", ".{name}.old.tmp", ".{name}.gone.tmp", "lock", "start_number", "job", "version_²", "1²2")
 
 
 def put(path, kind, outside):
@@ -50,7 +50,7 @@ def put(path, kind, outside):
 def test_a_file_that_is_something_else_is_reported(world):
     subject = Subject("places")
 
-    @amount(20)
+    @amount(20, is_slow=True)
     @given(st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(KINDS))
     def draw(which, where, kind):
         command, line = OF_FILES[which % len(OF_FILES)]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lightning_llm import LanguageModel
-from lightning_llm.__main__ import TOOLS, TRAINER_WORDS, main
+from lightning_llm.__main__ import SUBCOMMANDS, TRAINER_WORDS, main
 from lightning_llm.checkpoints.archives import write_atomically
 from lightning_llm.checkpoints.reading import load_transformer, read_checkpoint
 from lightning_llm.cli.train import cli_main
@@ -97,7 +97,7 @@ def command(word, folder, run, path):
 OTHERS = {"validate", "test", "predict", "prepare", "tokenizer", "data", "ablate"}
 
 
-@pytest.mark.parametrize("word", sorted({*TRAINER_WORDS, *TOOLS} - OTHERS))
+@pytest.mark.parametrize("word", sorted({*TRAINER_WORDS, *SUBCOMMANDS} - OTHERS))
 def test_no_command_runs_what_a_file_names(word, trained, canary, monkeypatch, capsys, tmp_path):
     folder, run, path = trained
     config = yaml.safe_load((run / "config.yaml").read_text())

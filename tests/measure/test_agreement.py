@@ -7,30 +7,30 @@ import numpy as np
 import pytest
 
 from lightning_llm.measure.agreement import INPUT_GRADIENT, OUTPUT, findings
-from lightning_llm.measure.recorder import Trace
+from lightning_llm.measure.recorder import RecordedStep
 
 PARTS = ["embed", "layers.0", "layers.0.norm", "layers.0.mlp"]
 UNIT = 1e-6
 
 
-def trace(seed=0, **changes):
+def step(seed=0, **changes):
     """Every module with an output, an input, and gradients; the head's weight is used without a call."""
     rng = np.random.default_rng(seed)
     made = {kind: {name: rng.normal(size=(2, 3)) for name in PARTS} for kind in ("inputs", "outputs")}
     made["input_gradients"] = {name: rng.normal(size=(2, 3)) for name in PARTS[1:]}
     names = ["embed.weight", "layers.0.norm.weight", "layers.0.mlp.down.weight", "head.weight"]
     made["gradients"] = {name: rng.normal(size=4) for name in names}
-    return dataclasses.replace(Trace(PARTS, **made), **changes)
+    return dataclasses.replace(RecordedStep(PARTS, **made), **changes)
 
 
-def with_errors(judge, size, seed=1):
+def with_errors(reference, size, seed=1):
     rng = np.random.default_rng(seed)
     kinds = ("inputs", "outputs", "input_gradients", "gradients")
     noisy = {
-        kind: {name: value + size * rng.normal(size=value.shape) for name, value in getattr(judge, kind).items()}
+        kind: {name: value + size * rng.normal(size=value.shape) for name, value in getattr(reference, kind).items()}
         for kind in kinds
     }
-    return dataclasses.replace(judge, **noisy)
+    return dataclasses.replace(reference, **noisy)
 
 
 def changed(run, kind, name, factor):
@@ -38,7 +38,7 @@ def changed(run, kind, name, factor):
 
 
 def test_forward_from_the_first_layer_then_backward_from_the_last():
-    found = findings(trace(), trace(), [], UNIT)
+    found = findings(step(), step(), [], UNIT)
     assert [(one.module, one.what) for one in found] == [
         *((name, OUTPUT) for name in PARTS),
         ("head", "head.weight"),
@@ -52,19 +52,21 @@ def test_forward_from_the_first_layer_then_backward_from_the_last():
 
 
 def test_twice_the_error_of_a_run_that_only_rounds_is_allowed():
-    judge = trace()
-    noises = [(with_errors(judge, 1e-3), 1.0)]
-    assert not any(one.differs for one in findings(with_errors(judge, 1e-3, seed=2), judge, noises, UNIT)[:1])
-    larger = findings(with_errors(judge, 1e-2, seed=2), judge, noises, UNIT)
+    reference = step()
+    noises = [(with_errors(reference, 1e-3), 1.0)]
+    assert not any(one.differs for one in findings(with_errors(reference, 1e-3, seed=2), reference, noises, UNIT)[:1])
+    larger = findings(with_errors(reference, 1e-2, seed=2), reference, noises, UNIT)
     assert all(one.differs for one in larger if one.what != INPUT_GRADIENT)
-    halved = findings(with_errors(judge, 1e-3, seed=2), judge, [(noises[0][0], 0.01)], UNIT)
+    halved = findings(with_errors(reference, 1e-3, seed=2), reference, [(noises[0][0], 0.01)], UNIT)
     assert all(one.differs for one in halved if one.what != INPUT_GRADIENT)
 
 
 def test_a_unit_of_rounding_is_allowed_where_the_plain_form_is_exact():
-    judge = trace()
-    assert not any(one.differs for one in findings(with_errors(judge, UNIT / 10), judge, [(judge, 1.0)], UNIT))
-    assert any(one.differs for one in findings(with_errors(judge, 100 * UNIT), judge, [(judge, 1.0)], UNIT))
+    reference = step()
+    assert not any(
+        one.differs for one in findings(with_errors(reference, UNIT / 10), reference, [(reference, 1.0)], UNIT)
+    )
+    assert any(one.differs for one in findings(with_errors(reference, 100 * UNIT), reference, [(reference, 1.0)], UNIT))
 
 
 @pytest.mark.parametrize(
@@ -78,57 +80,57 @@ def test_a_unit_of_rounding_is_allowed_where_the_plain_form_is_exact():
 )
 @pytest.mark.parametrize("factor", [1.01, math.nan])
 def test_one_percent_is_found(kind, name, module, factor):
-    judge = trace()
-    (found,) = [one for one in findings(changed(judge, kind, name, factor), judge, [], UNIT) if one.differs]
+    reference = step()
+    (found,) = [one for one in findings(changed(reference, kind, name, factor), reference, [], UNIT) if one.differs]
     assert found.module == module
     assert found.error == pytest.approx(0.01) or math.isnan(factor)
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_counts_with_its_module():
-    judge = trace()
-    judge.gradients["layers.0.mlp.bias"] = np.zeros(4)
-    run = dataclasses.replace(judge, gradients={**judge.gradients, "layers.0.mlp.bias": np.full(4, UNIT / 2)})
-    assert not any(one.differs for one in findings(run, judge, [(judge, 1.0)], UNIT))
-    assert any(one.differs for one in findings(run, judge, [(judge, 1.0)], UNIT / 100))
+    reference = step()
+    reference.gradients["layers.0.mlp.bias"] = np.zeros(4)
+    run = dataclasses.replace(reference, gradients={**reference.gradients, "layers.0.mlp.bias": np.full(4, UNIT / 2)})
+    assert not any(one.differs for one in findings(run, reference, [(reference, 1.0)], UNIT))
+    assert any(one.differs for one in findings(run, reference, [(reference, 1.0)], UNIT / 100))
 
 
 def test_a_parameter_without_a_gradient_differs():
-    judge = trace()
-    gradients = {name: value for name, value in judge.gradients.items() if name != "head.weight"}
-    run = dataclasses.replace(judge, gradients=gradients)
-    assert [one.module for one in findings(run, judge, [], UNIT) if one.differs] == ["head"]
+    reference = step()
+    gradients = {name: value for name, value in reference.gradients.items() if name != "head.weight"}
+    run = dataclasses.replace(reference, gradients=gradients)
+    assert [one.module for one in findings(run, reference, [], UNIT) if one.differs] == ["head"]
 
 
 def test_a_module_that_includes_the_norm_before_it_is_compared_with_the_norm():
-    judge = trace()
+    reference = step()
 
     def fused(factor):
         def without(arrays):
             return {name: value for name, value in arrays.items() if name != "layers.0.norm"}
 
         run = dataclasses.replace(
-            judge,
+            reference,
             order=[name for name in PARTS if name != "layers.0.norm"],
-            outputs=without(judge.outputs),
-            inputs={**without(judge.inputs), "layers.0.mlp": judge.inputs["layers.0.norm"]},
+            outputs=without(reference.outputs),
+            inputs={**without(reference.inputs), "layers.0.mlp": reference.inputs["layers.0.norm"]},
             input_gradients={
-                **without(judge.input_gradients),
-                "layers.0.mlp": factor * judge.input_gradients["layers.0.norm"],
+                **without(reference.input_gradients),
+                "layers.0.mlp": factor * reference.input_gradients["layers.0.norm"],
             },
         )
-        return [one for one in findings(run, judge, [], UNIT) if one.what == INPUT_GRADIENT]
+        return [one for one in findings(run, reference, [], UNIT) if one.what == INPUT_GRADIENT]
 
     assert [(one.module, one.differs) for one in fused(1.0)] == [("layers.0.mlp", False), ("layers.0", False)]
     assert [(one.module, one.differs) for one in fused(1.01)] == [("layers.0.mlp", True), ("layers.0", False)]
 
 
 def test_what_a_run_does_not_record_is_left_out():
-    judge = trace()
-    run = Trace(["layers.0"], {}, {"layers.0": judge.outputs["layers.0"]}, {}, {})
-    assert [(one.module, one.phase) for one in findings(run, judge, [], UNIT)] == [("layers.0", "forward")]
+    reference = step()
+    run = RecordedStep(["layers.0"], {}, {"layers.0": reference.outputs["layers.0"]}, {}, {})
+    assert [(one.module, one.phase) for one in findings(run, reference, [], UNIT)] == [("layers.0", "forward")]
 
 
 def test_another_shape_differs():
-    judge = trace()
-    run = dataclasses.replace(judge, outputs={**judge.outputs, "embed": np.zeros((1, 3))})
-    assert findings(run, judge, [], UNIT)[0].ratio == math.inf
+    reference = step()
+    run = dataclasses.replace(reference, outputs={**reference.outputs, "embed": np.zeros((1, 3))})
+    assert findings(run, reference, [], UNIT)[0].ratio == math.inf

@@ -49,7 +49,7 @@ def recorded(model, pieces):
             with recorder.forward():
                 loss = model(ids)
             loss.backward()
-        return recorder.trace({name: parameter.grad for name, parameter in model.named_parameters()})
+        return recorder.step({name: parameter.grad for name, parameter in model.named_parameters()})
 
 
 IDS = torch.tensor([[0, 1, 2], [3, 4, 0]])
@@ -58,18 +58,18 @@ PARTS = ["embed", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp"]
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_blocks_and_parts_in_the_order_in_which_they_begin(recompute):
-    trace = recorded(made(recompute=recompute), [IDS])
-    assert trace.order == PARTS
-    assert list(trace.outputs) == ["embed", "layers.0.mlp", "layers.0", "layers.1.mlp", "layers.1"]
-    assert trace.outputs["layers.1"].shape == (2, 3, SIZE)
-    assert trace.inputs.keys() == trace.input_gradients.keys() == {*PARTS} - {"embed"}  # which gets ids
+    step = recorded(made(recompute=recompute), [IDS])
+    assert step.order == PARTS
+    assert list(step.outputs) == ["embed", "layers.0.mlp", "layers.0", "layers.1.mlp", "layers.1"]
+    assert step.outputs["layers.1"].shape == (2, 3, SIZE)
+    assert step.inputs.keys() == step.input_gradients.keys() == {*PARTS} - {"embed"}  # which gets ids
 
 
 def test_the_gradient_of_an_input_is_what_the_module_contributes():
-    trace = recorded(made(), [IDS])
-    beside = 2 * trace.outputs["layers.1"]  # of the residual stream
-    np.testing.assert_allclose(trace.input_gradients["layers.1"], beside + trace.input_gradients["layers.1.mlp"])
-    assert abs(trace.input_gradients["layers.1.mlp"]).max() > 0.01
+    step = recorded(made(), [IDS])
+    beside = 2 * step.outputs["layers.1"]  # of the residual stream
+    np.testing.assert_allclose(step.input_gradients["layers.1"], beside + step.input_gradients["layers.1.mlp"])
+    assert abs(step.input_gradients["layers.1.mlp"]).max() > 0.01
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -94,9 +94,9 @@ def test_it_changes_no_result_and_leaves_no_hook():
 def test_a_module_that_is_called_twice_has_two_records():
     model = made()
     model.layers[1] = model.layers[0]
-    trace = recorded(model, [IDS, IDS])
-    assert trace.order == ["embed", "layers.0", "layers.0.mlp", "layers.0 (call 2)", "layers.0.mlp (call 2)"]
-    assert trace.outputs["layers.0 (call 2)"].shape == (4, 3, SIZE)
+    step = recorded(model, [IDS, IDS])
+    assert step.order == ["embed", "layers.0", "layers.0.mlp", "layers.0 (call 2)", "layers.0.mlp (call 2)"]
+    assert step.outputs["layers.0 (call 2)"].shape == (4, 3, SIZE)
 
 
 def test_labels_and_opaque_modules():
@@ -104,4 +104,4 @@ def test_labels_and_opaque_modules():
     with Recorder(model, lambda name: name.replace("embed", "table"), lambda module: module is model.layers[0]) as one:
         with one.forward():
             model(IDS)
-        assert one.trace({}).order == ["table", "layers.0", "layers.1", "layers.1.mlp"]
+        assert one.step({}).order == ["table", "layers.0", "layers.1", "layers.1.mlp"]

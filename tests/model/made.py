@@ -8,7 +8,7 @@ from torch import nn
 from lightning_llm import ModelConfig, Transformer
 from lightning_llm.model.block import Block
 from lightning_llm.model.build import build
-from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.context import Context, CrossLayerState
 from lightning_llm.model.kv_cache import KVCache
 from lightning_llm.model.position import Position
 
@@ -37,7 +37,7 @@ def built(kind, **options):
 
 def context_of(seq, **options):
     positions, position = torch.arange(seq), Position(config())
-    return Context(positions, position, Shared(), **options)
+    return Context(positions, position, CrossLayerState(), **options)
 
 
 def attention_run(documents=None, seq=20, **options):
@@ -101,13 +101,13 @@ class NoContext(nn.Module):
 
 
 class LosesItsShape(Block):
-    def join(self, x, context):
+    def add_branches(self, x, context):
         return x[:, :1]
 
 
 class FeedsFirst(Block):
-    def join(self, x, context):
-        x = x + self.feed(x)
+    def add_branches(self, x, context):
+        x = x + self.feed_forward(x)
         return x + self.attend(x, context)
 
 

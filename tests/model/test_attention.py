@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lightning_llm import ModelConfig
 from lightning_llm.model.attention import CausalSelfAttention, _attention_by_form, attention_kernel
-from lightning_llm.model.context import Context, Shared
+from lightning_llm.model.context import Context, CrossLayerState
 from lightning_llm.model.position import Position
 from lightning_llm.ops import sizes
 
@@ -21,7 +21,7 @@ def build(**options):
 def run(layer, x, mask=None):
     """Without positions."""
     positions = torch.arange(x.shape[1], device=x.device)
-    return layer(x, Context(positions, Position(ModelConfig()), Shared(), mask=mask))
+    return layer(x, Context(positions, Position(ModelConfig()), CrossLayerState(), mask=mask))
 
 
 @pytest.mark.parametrize(

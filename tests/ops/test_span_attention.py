@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_llm.measure import MemoryMeter
 from lightning_llm.ops import sizes
 from lightning_llm.ops.span_attention import (
-    Spans,
+    AttentionSpans,
     dense_mask,
     span_attention,
     spans_of_documents,
@@ -62,7 +62,7 @@ def spans_in(documents, window):
     """Those of a window that ends at the documents' first tokens."""
     spans = spans_of_documents(documents)
     first = torch.arange(documents.shape[1], device=documents.device) - ((window or documents.shape[1]) - 1)
-    return Spans(torch.maximum(spans.start, first))
+    return AttentionSpans(torch.maximum(spans.start, first))
 
 
 def assert_as_good(inputs, documents, dtype, window=None):

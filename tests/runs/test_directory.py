@@ -111,7 +111,9 @@ def test_a_root_that_is_no_folder_is_named(tmp_path):
         RunDirectory(tmp_path / "file").open()
 
 
-@pytest.mark.parametrize("name", ["turn", "job", "config.yaml", "hparams.yaml", "checkpoints", "memory/report.png"])
+@pytest.mark.parametrize(
+    "name", ["start_number", "job", "config.yaml", "hparams.yaml", "checkpoints", "memory/report.png"]
+)
 def test_a_run_whose_links_lead_elsewhere_is_not_resumed(tmp_path, name):
     run, outside = tmp_path / "runs" / "theirs", tmp_path / "precious"
     (run / name).parent.mkdir(parents=True)
@@ -128,7 +130,7 @@ def test_a_run_whose_links_lead_elsewhere_is_not_resumed(tmp_path, name):
 def test_a_turn_is_written_to_no_other_file(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "precious").write_text("kept")
-    (tmp_path / "run" / "turn").symlink_to(tmp_path / "precious")
+    (tmp_path / "run" / "start_number").symlink_to(tmp_path / "precious")
     take_start_number(tmp_path / "run")
     assert (tmp_path / "precious").read_text() == "kept"
     assert start_number_of(tmp_path / "run") == 1
@@ -153,7 +155,7 @@ def test_the_turn_is_in_every_checkpoint(train):
     trainer = train(callbacks=ModelCheckpoint(), logger=False)
     files = sorted((trainer.run_dir / "checkpoints").glob("*.ckpt"))
     assert [path.name for path in files] == ["best.ckpt", "epoch=0-step=2.ckpt", "step-00000002.ckpt"]
-    assert {read_checkpoint(path)["callbacks"]["RunCheckpoints"]["turn"] for path in files} == {1}
+    assert {read_checkpoint(path)["callbacks"]["RunCheckpoints"]["start_number"] for path in files} == {1}
 
 
 def test_fast_dev_run_leaves_nothing(train, tmp_path):
@@ -174,7 +176,7 @@ def test_a_turn_that_is_no_number_is_none(tmp_path, content):
     runs = [tmp_path / "version_0", tmp_path / "version_1"]
     for run in runs:
         run.mkdir()
-    (runs[0] / "turn").write_text(content, errors="surrogateescape")
+    (runs[0] / "start_number").write_text(content, errors="surrogateescape")
     take_start_number(runs[1])
     assert start_number_of(runs[1]) >= 0
 

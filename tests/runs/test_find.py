@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_llm.cli.report import RunReport
+from lightning_llm.cli.training_output import TrainingSummary
 from lightning_llm.runs.directory import CHECKPOINTS, start_number_of, take_start_number
 from lightning_llm.runs.event_files import EVENT_FILES
 from lightning_llm.runs.find import CONFIG, find_runs, newest_run, run_folders
@@ -16,7 +16,7 @@ from tests.tiny_run import lock_held
 
 @pytest.fixture
 def make_run(tmp_path):
-    """``make_run("a/version_0", written_s=100)``: a run with one checkpoint of that time, which took its turn."""
+    """``make_run("a/version_0", written_s=100)``: a run with one checkpoint of that time, with a start number."""
 
     def make(name, *, written_s):
         run = tmp_path / name
@@ -49,7 +49,7 @@ def test_between_experiments_the_file_written_last_decides(make_run, tmp_path):
 
 def test_a_run_without_a_turn_comes_before_those_with_one(make_run, tmp_path):
     old = make_run("a/version_0", written_s=9000)
-    (old / "turn").unlink()
+    (old / "start_number").unlink()
     new = make_run("a/version_1", written_s=1000)
     assert newest_run(tmp_path) == new
 
@@ -97,13 +97,13 @@ def test_a_second_writer_is_refused_before_it_changes_anything(tiny, monkeypatch
 
 
 def test_the_folder_is_kept_until_the_results_are_written(tiny, monkeypatch):
-    held, finish = [], RunReport.finish
+    held, finish = [], TrainingSummary.finish
 
     def noting(self, trainer, model, data):
         held.append(trainer.run_directory.is_open)
         finish(self, trainer, model, data)
 
-    monkeypatch.setattr(RunReport, "finish", noting)
+    monkeypatch.setattr(TrainingSummary, "finish", noting)
     cli = tiny("fit", **{"trainer.max_steps": 3})
     assert held == [True]
     assert not cli.trainer.run_directory.is_open

@@ -14,7 +14,7 @@ UNKNOWN = "has not ended yet, or was killed; no checkpoint"
 
 @pytest.mark.parametrize("instead", ["a FIFO", "a folder", "a link to a device", "a large file"])
 def test_a_file_that_is_none_says_nothing_and_is_not_waited_for(tmp_path, instead):
-    for name in (STATUS, SUMMARY, "turn"):
+    for name in (STATUS, SUMMARY, "start_number"):
         file = tmp_path / name
         if instead == "a FIFO":
             os.mkfifo(file)

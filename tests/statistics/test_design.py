@@ -16,7 +16,7 @@ from lightning_llm.statistics.design import (
     Design,
 )
 from lightning_llm.statistics.looks import RESERVE, OneLook, PlannedLook, ShortLook, spending
-from lightning_llm.statistics.power import outlook
+from lightning_llm.statistics.power import power_analysis
 
 LOOKS = (8, 12, 16)
 
@@ -102,7 +102,7 @@ def test_nothing_is_shown_wrongly_in_more_than_5_percent_even_if_pairs_are_added
 
 def test_a_difference_of_half_of_delta_becomes_equivalent_with_more_pairs():
     """The word does not stay a toss of a coin between worse and equivalent: more pairs show the size."""
-    words = [outlook(Design(0.05, (pairs,), 1.0), 0.5, 1.0).probabilities for pairs in (16, 40, 100)]
+    words = [power_analysis(Design(0.05, (pairs,), 1.0), 0.5, 1.0).probabilities for pairs in (16, 40, 100)]
     shares = [each[EQUIVALENT] for each in words]
     assert shares[0] < shares[1] < shares[2]
     assert shares[2] > 0.99

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_llm.statistics.design import BETTER, EQUIVALENT, UNDECIDED, WORSE, Design
-from lightning_llm.statistics.power import further_pairs, outlook
+from lightning_llm.statistics.power import further_pairs, power_analysis
 
 LOOKS = (8, 12, 16)
 
@@ -13,7 +13,7 @@ LOOKS = (8, 12, 16)
 @pytest.mark.parametrize("truth", [0.0, 1.0])
 def test_the_outlook_is_what_single_pairs_give(delta, truth):
     design, rng = Design(0.05, LOOKS, delta), np.random.default_rng(7)
-    found, words, pairs_used = outlook(design, truth, 1.0), [], []
+    found, words, pairs_used = power_analysis(design, truth, 1.0), [], []
     for row in rng.normal(truth, 1.0, (3000, 16)):
         for pairs in LOOKS:
             part = row[:pairs]
@@ -42,7 +42,7 @@ def test_further_pairs_are_a_range_that_begins_with_the_planned_looks():
 
 
 def test_the_outlook_says_how_far_each_look_gets():
-    found = outlook(Design(0.05, LOOKS), 1.0, 1.0)
+    found = power_analysis(Design(0.05, LOOKS), 1.0, 1.0)
     assert found.ended[8] < found.ended[12] < found.ended[16] == pytest.approx(found.direction, abs=1e-9)
     ends = [found.ended[8], found.ended[12] - found.ended[8], 1 - found.ended[12]]
     assert found.pairs == pytest.approx(np.dot(ends, LOOKS))
@@ -50,10 +50,10 @@ def test_the_outlook_says_how_far_each_look_gets():
     # by hand, for two variants: the later of both
     both = [found.ended[8] ** 2, found.ended[12] ** 2 - found.ended[8] ** 2, 1 - found.ended[12] ** 2]
     assert found.longest(2) == pytest.approx(np.dot(both, LOOKS))
-    goal = outlook(Design(0.05, LOOKS, half_width=0.7), 1.0, 1.0)
+    goal = power_analysis(Design(0.05, LOOKS, half_width=0.7), 1.0, 1.0)
     assert goal.ended[16] > 0.5
     with pytest.raises(ValueError, match="the spread must be from 1e-09 to 1e"):
-        outlook(Design(0.05, LOOKS), 1.0, 1e7)
+        power_analysis(Design(0.05, LOOKS), 1.0, 1e7)
 
 
 def test_further_pairs_do_what_they_promise():

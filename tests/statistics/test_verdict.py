@@ -40,7 +40,7 @@ def test_lower_is_better():
 def test_equivalent_is_an_interval_inside_delta_whatever_its_sign():
     variant = shifted(-0.001, 0.002, 0.0, 0.001)
     found = one(variant, delta=0.005)
-    assert (found.verdict, found.size, found.direction) == (EQUIVALENT, SMALLER, NOT_SHOWN)
+    assert (found.verdict, found.against_delta, found.direction) == (EQUIVALENT, SMALLER, NOT_SHOWN)
     half = estimates.student(0.05, 3) * found.sd / 2
     assert found.interval == pytest.approx((found.difference - half, found.difference + half))
     for delta in np.linspace(0.0005, 0.006, 40):
@@ -49,7 +49,7 @@ def test_equivalent_is_an_interval_inside_delta_whatever_its_sign():
     small = one(shifted(-0.01, -0.011, -0.009, -0.01), delta=0.05)
     assert (small.verdict, small.sentence) == (EQUIVALENT, "better, by less than 0.05")
     large = one(shifted(0.1, 0.11, 0.09, 0.1), delta=0.05)
-    assert (large.verdict, large.size, large.sentence) == (WORSE, LARGER, "worse, by more than 0.05")
+    assert (large.verdict, large.against_delta, large.sentence) == (WORSE, LARGER, "worse, by more than 0.05")
 
 
 def test_runs_that_are_bit_identical():
@@ -67,7 +67,7 @@ def test_a_word_never_contradicts_its_interval_with_several_variants():
         for found in verdicts(samples, delta=0.7, looks=(8, 12)).values():
             low, high = found.interval
             assert (found.direction != NOT_SHOWN) == (not low <= 0 <= high) == (found.p_adjusted < 0.05)
-            assert (found.size == SMALLER) == (low > -0.7 and high < 0.7)
+            assert (found.against_delta == SMALLER) == (low > -0.7 and high < 0.7)
             assert found.level == pytest.approx(1 - 0.05 / 4)
 
 
@@ -108,7 +108,7 @@ def test_a_diverged_run_is_counted_and_never_better(lost):
 
 def test_four_of_four_against_none_is_worse():
     found = one([None] * 4, delta=1)
-    assert (found.verdict, found.size, found.has_ended) == (WORSE, None, True)
+    assert (found.verdict, found.against_delta, found.has_ended) == (WORSE, None, True)
     assert found.p_diverged == pytest.approx(2 / 70)
     assert found.sentence == "worse: 4 of 4 runs failed to train, and 0 of 4 of the baseline"
     planned = one([None] * 4, more_baseline=BASELINE, looks=(4, 6))  # the null variant's runs are like the baseline's
@@ -209,7 +209,7 @@ def test_one_pair_has_no_interval_and_says_so():
 
 def test_a_verdict_takes_four_pairs():
     found = one([1.9, 1.91, 1.89], baseline=[2.0, 2.0, 2.0], delta=0.5)
-    assert (found.verdict, found.direction, found.size) == (UNDECIDED, NOT_SHOWN, NOT_SHOWN)
+    assert (found.verdict, found.direction, found.against_delta) == (UNDECIDED, NOT_SHOWN, NOT_SHOWN)
     assert found.interval[1] < 0
     assert found.note == "a verdict needs at least 4 pairs"
     assert one([1.9, 1.91], is_paired=False).note == "a verdict needs at least 4 runs on each side"

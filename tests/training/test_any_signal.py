@@ -90,7 +90,7 @@ class Runs:
 def plain(content):
     """What two checkpoints of the same content have in common."""
     if isinstance(content, dict):
-        return tuple((name, plain(value)) for name, value in content.items() if name not in ("turn", "seconds"))
+        return tuple((name, plain(value)) for name, value in content.items() if name not in ("start_number", "seconds"))
     if isinstance(content, list | tuple):
         return tuple(map(plain, content))
     return str(content.tolist()) if isinstance(content, torch.Tensor) else str(content)

@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.checkpoints.sharded import Rows, local_rows, split, write_sharded
+from lightning_llm.checkpoints.sharded import LazyShardedTensor, local_rows, split, write_sharded
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.mlp import SwiGLU
-from lightning_llm.model.plain import is_plain
 from lightning_llm.model.transformer import Transformer
+from lightning_llm.model.unmodified import is_unmodified
 from lightning_llm.ops.losses import linear_cross_entropy
 from lightning_llm.optim import AdamW, GroupRule, MuonAdamW, apply_group_factors, clip_grad_norm_, muon, param_groups
 from lightning_llm.training import distributed
@@ -71,7 +71,7 @@ def step(model, optimizer, batches, max_norm):
     optimizer.zero_grad()
     for ids, targets in batches:
         hidden = model(ids)
-        assert is_plain(model.lm_head, nn.Linear)  # LanguageModel.loss reads its weight
+        assert is_unmodified(model.lm_head, nn.Linear)  # LanguageModel.loss reads its weight
         loss = linear_cross_entropy(hidden, model.lm_head.weight, targets, bias=model.lm_head.bias, num_chunks=3)
         (loss / len(batches)).backward()
     norm = clip_grad_norm_(model.parameters(), max_norm)
@@ -130,7 +130,7 @@ def in_two_processes(rank, folder):
         assert read["step"] == 3
         for key, value in sharded.state_dict().items():
             assert torch.equal(read["state_dict"][key], whole(value)), key
-            if isinstance(lazy["state_dict"][key], Rows):
+            if isinstance(lazy["state_dict"][key], LazyShardedTensor):
                 start, rows = local_rows(value)
                 assert torch.equal(lazy["state_dict"][key].between(start, start + len(rows)), rows)
         optimizer_class(param_groups(plain, rules=rules), **extra).load_state_dict(read["optimizer_states"][0])

@@ -175,8 +175,8 @@ def fit_in_a_process(flags, root, **environment):
 def test_the_bits_do_not_depend_on_how_idle_threads_wait(flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bits = fit_in_a_process(flags, "default")
-    assert fit_in_a_process(flags, "spinning", OMP_WAIT_POLICY="ACTIVE") == bits
-    assert fit_in_a_process(flags, "seed", PL_GLOBAL_SEED="1") == bits  # the option says more than the environment
+    # and the option of the seed says more than the environment
+    assert fit_in_a_process(flags, "spinning", OMP_WAIT_POLICY="ACTIVE", PL_GLOBAL_SEED="1") == bits
 
 
 ALLOCATOR = """

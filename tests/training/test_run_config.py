@@ -134,7 +134,7 @@ def test_the_vocabulary_is_that_of_option_then_config_then_store_then_text(read,
 
 
 def test_memory_that_stays_free(read):
-    words = ("--device", "h100", "--precision", "bf16-mixed")
+    words = ("--gpu", "h100", "--precision", "bf16-mixed")
     assert read(CONFIG).reserve.fixed == 0  # on a CPU
     assert read(CONFIG, *words).reserve.fixed == 728 * 2**20
     assert read(with_model(memory_reserve="1GiB"), *words).reserve.fixed == 2**30

@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
-from lightning_llm.cli.report import _describe_steps
+from lightning_llm.cli.training_output import _describe_steps
 from lightning_llm.training.run_length import total_steps
 from lightning_llm.training.trainer import Trainer
 

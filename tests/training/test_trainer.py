@@ -77,7 +77,7 @@ def test_barebones_adds_nothing_of_ours_and_writes_nothing(tiny, capsys):
     assert names == {
         "RankConsistencyCheck",
         "ResumeDiff",
-        "RunReport",
+        "TrainingSummary",
         "SaveConfig",
         "StatusFile",
     }  # none works in a step

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from lightning_llm.ablate.command import revisions, template, timing
 from lightning_llm.ablate.command.process import is_executable
 from lightning_llm.ablate.command.program import OPTIONS, TREE, CommandProgram
-from lightning_llm.ablate.command.settings import ONE_FOLDER, Command, Tree
 from lightning_llm.ablate.command.source import code_of
+from lightning_llm.ablate.command.spec import ONE_FOLDER, Command, Tree
 from lightning_llm.ablate.experiment import UNCHANGED, Experiment
 from lightning_llm.ablate.matching import Time, Tokens
 from lightning_llm.ablate.names import BASELINE, titled
 from lightning_llm.ablate.plan import PlannedVariant, code_hash, digest
-from lightning_llm.ablate.planning import Draft, Settled
+from lightning_llm.ablate.planning import Draft, ResolvedDraft
 from lightning_llm.ablate.reuse import Identity
 from lightning_llm.ablate.slots import threads_for, visible_gpus
 from lightning_llm.ablate.trees.folders import link_signature
@@ -43,7 +43,7 @@ class CommandDraft(Draft):
     notes: list[str]
     is_reused: bool = False
 
-    def settle(self, workers: int | None) -> Settled:
+    def resolve(self, workers: int | None) -> ResolvedDraft:
         """Decide device and threads: nothing of a command can be matched before it runs."""
         gpus = visible_gpus() if any(map(os.path.exists, GPU_DEVICES)) else []
         accelerator = "cuda" if gpus else "cpu"
@@ -52,7 +52,7 @@ class CommandDraft(Draft):
         most = workers if command.is_isolated else 1
         threads = threads_for(accelerator, len(gpus) // command.gpus_per_run, 1, most)
         variants, configs = self._matched(threads, accelerator)
-        return Settled(
+        return ResolvedDraft(
             threads=threads,
             accelerator=accelerator,
             text="",
@@ -72,8 +72,8 @@ class CommandDraft(Draft):
         if experiment.match != Time.name:
             return variants, configs
         option = str(experiment.solved)
-        say = partial(print, file=sys.stderr)
-        found = timing.scaled(experiment, self.options, threads=threads, accelerator=accelerator, say=say)
+        log = partial(print, file=sys.stderr)
+        found = timing.scaled(experiment, self.options, threads=threads, accelerator=accelerator, log=log)
         for name, scaled in found.items():
             configs[name] = timing.with_option(configs[name], option, scaled.value)
             variants[name] = PlannedVariant(

@@ -9,8 +9,8 @@ from lightning_llm.ablate.command import template
 from lightning_llm.ablate.command.process import SupervisedProcess
 from lightning_llm.ablate.command.reading import TOLD
 from lightning_llm.ablate.command.revisions import write_diffs
-from lightning_llm.ablate.command.settings import Command
 from lightning_llm.ablate.command.source import code_of
+from lightning_llm.ablate.command.spec import Command
 from lightning_llm.ablate.command.supervise import CURVE, Job
 from lightning_llm.ablate.command.workplace import Place, remove_trees
 from lightning_llm.ablate.names import AGAIN, BASELINE, titled

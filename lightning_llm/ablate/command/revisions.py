@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from lightning_llm.ablate.command.settings import Command, Tree
+from lightning_llm.ablate.command.spec import Command, Tree
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.plan import DIFFS
 from lightning_llm.ablate.trees.folders import Folders

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.spec import Command
 from lightning_llm.ablate.names import PLAN, STREAM
 
 LARGEST = 1 << 20  # of a file

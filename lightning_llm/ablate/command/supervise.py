@@ -163,7 +163,7 @@ class Supervisor:
         except Interrupted:
             return INTERRUPTED
         except (Refused, ValueError, OSError) as error:
-            self._say(str(error))
+            self._append_to_log(str(error))
             self._forget()
             return 1
         finally:
@@ -190,7 +190,7 @@ class Supervisor:
         environment = {**workplace.environment, "MASTER_PORT": port}
         ended = self._execute(words, workplace.folder, environment, output)
         if ended.status < 0 and -ended.status in KILLS and not ended.timed_out and self._was_first_kill():
-            self._say(f"the program was ended by signal {-ended.status}, by somebody else: it starts again")
+            self._append_to_log(f"the program was ended by signal {-ended.status}, by somebody else: it starts again")
             return INTERRUPTED
         found = self._found(output, workplace, started)
         if missed := workplace.missed_in(output.last):
@@ -202,7 +202,7 @@ class Supervisor:
             if not self._is_resumed:
                 raise
         if failure and self._is_resumed:  # perhaps it was killed while it saved, or after its last step
-            self._say("resumed, it failed, which does not count: it starts again from the beginning")
+            self._append_to_log("resumed, it failed, which does not count: it starts again from the beginning")
             self._forget()
             return INTERRUPTED
         about = [RESUMED] * self._is_resumed + [ON_GPUS] * (self._used_before is not None)
@@ -423,7 +423,7 @@ class Supervisor:
     def _is_to_end(self) -> bool:
         return self._is_asked_to_end or os.getppid() != self._parent
 
-    def _say(self, line: str) -> None:
+    def _append_to_log(self, line: str) -> None:
         with open_to_append(self._log) as log:
             log.write(f"\n{line}\n".encode())
 

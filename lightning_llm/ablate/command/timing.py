@@ -14,8 +14,8 @@ import yaml
 from msgspec.structs import replace
 
 from lightning_llm.ablate.command.program import OPTIONS, CommandProgram
-from lightning_llm.ablate.command.settings import Command
 from lightning_llm.ablate.command.source import code_of
+from lightning_llm.ablate.command.spec import Command
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
@@ -49,7 +49,7 @@ def scaled(
     *,
     threads: int,
     accelerator: str,
-    say: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Scaled]:
     """Time the variants, and scale the option that the experiment names.
 
@@ -58,7 +58,7 @@ def scaled(
         configs: Of each variant, as its runs read them.
         threads: Of each run.
         accelerator: ``cpu`` or ``cuda``.
-        say: Called with a line for each run.
+        log: Called with a line for each run.
 
     Raises:
         ValueError: A run failed.
@@ -90,7 +90,7 @@ def scaled(
         for number in range(ROUNDS):
             for name in configs:
                 seconds[name].append(_seconds(plan, RunKey(name, FIRST_SEED + number)))
-                say(f"timing {name}, round {number + 1} of {ROUNDS}: {seconds[name][-1]:.1f} s")
+                log(f"timing {name}, round {number + 1} of {ROUNDS}: {seconds[name][-1]:.1f} s")
     finally:
         remove_path(out)
     found: dict[str, Scaled] = {}

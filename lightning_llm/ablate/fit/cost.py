@@ -111,20 +111,20 @@ def time_pair(
     return (*steps, list(timings.values()))
 
 
-def measure(plan: str, names: Sequence[str], make: Callable[[str], Variant], say: Callable[[str], object]) -> Cost:
+def measure(plan: str, names: Sequence[str], make: Callable[[str], Variant], log: Callable[[str], object]) -> Cost:
     """Time and memory of each variant, as ``cost.json`` holds them.
 
     Args:
         plan: The hash of the plan.
         names: The baseline's first, then the variants'.
         make: Makes a variant.
-        say: Called with a line before each pair.
+        log: Called with a line before each pair.
     """
     costs: dict[str, StepCost] = {}
     rounds = ROUNDS
     start = _clock()
     for name in names[1:]:
-        say(f"measuring {name} and the {names[0]}, interleaved")
+        log(f"measuring {name} and the {names[0]}, interleaved")
         base, variant, (base_timing, variant_timing) = time_pair(make(names[0]), make(name), rounds=ROUNDS)
         rounds = min(rounds, len(base_timing.samples))
         if names[0] not in costs:

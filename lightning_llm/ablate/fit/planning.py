@@ -2,10 +2,10 @@
 
 1. :func:`read_variants` reads baseline and variants as ``fit`` does (by ``cli.ablate_fit.read_variant``), compares
    them (``fit.comparability``), and makes a :class:`FitDraft`.
-2. ``ablate.planning.plan_of`` calls :meth:`FitDraft.settle` if the folder has no plan. A step of the baseline is
+2. ``ablate.planning.plan_of`` calls :meth:`FitDraft.resolve` if the folder has no plan. A step of the baseline is
    trained here, for the memory that a run takes and so for its threads; :func:`match_variants` makes costs equal
    (``fit.matching``); :func:`planned_variants` and :func:`identities` are what the plan records.
-3. :func:`outlay_of` is what the runs would take, by a few timed steps, if only that is asked.
+3. :func:`cost_estimate_of` is what the runs would take, by a few timed steps, if only that is asked.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from lightning_llm.ablate.matching import MATCHES
 from lightning_llm.ablate.names import BASELINE, NULL, titled
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.plan import PlannedVariant, code_hash
-from lightning_llm.ablate.planning import Draft, Settled
+from lightning_llm.ablate.planning import Draft, ResolvedDraft
 from lightning_llm.ablate.reuse import Identity
 from lightning_llm.ablate.slots import runs_at_a_time, threads_for
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
@@ -46,7 +46,7 @@ REDRAW = "lightning_llm.ablate.fit.null_variant.RedrawMLP"
 TEXTS = ("store", "path", "corpus")  # options of the data that say what it is read from
 
 
-class Outlay(NamedTuple):
+class CostEstimate(NamedTuple):
     """Time and FLOPs that the runs of an experiment take.
 
     Attributes:
@@ -118,14 +118,14 @@ class FitDraft(Draft):
         """Lines about what variants with another optimizer or schedule have kept of the baseline's."""
         return [line for variant in self.variants.values() for line in kept_lines(self.baseline, variant)]
 
-    def settle(self, workers: int | None) -> Settled:
+    def resolve(self, workers: int | None) -> ResolvedDraft:
         """Match the variants, and say what the plan holds of each."""
         base = self.baseline
         accelerator = base.trainer.strategy.root_device.type
         threads = threads_for(accelerator, torch.cuda.device_count(), TrainingSteps(base).run_bytes(), workers)
         variants, matched = match_variants(self.experiment, self.variants, self.reader, threads)
         configs = configs_of(variants)
-        return Settled(
+        return ResolvedDraft(
             threads=threads,
             accelerator=accelerator,
             text=_text(base.options["data"]),
@@ -151,10 +151,10 @@ class FitDraft(Draft):
                 raise ValueError(f"{name} changes {changed[0]}, which size sets at each size: leave it out")
         return float(flops * base.steps)
 
-    def outlay(self, workers: int | None) -> Outlay:
+    def cost_estimate(self, workers: int | None) -> CostEstimate:
         """Time and FLOPs of the runs: counted, and from a few timed steps of the baseline."""
         runs = self.experiment.most_runs()
-        return outlay_of(self.baseline, runs, workers, is_tuned=self.experiment.tune is not None)
+        return cost_estimate_of(self.baseline, runs, workers, is_tuned=self.experiment.tune is not None)
 
     def tuned_values(self, option: str) -> dict[str, float]:
         """The value that each variant has of an option."""
@@ -362,7 +362,7 @@ def tuned_value(variant: Variant, option: str) -> float:
     return float(value)
 
 
-def outlay_of(variant: Variant, runs: int, workers: int | None, *, is_tuned: bool = False) -> Outlay:
+def cost_estimate_of(variant: Variant, runs: int, workers: int | None, *, is_tuned: bool = False) -> CostEstimate:
     """Time and FLOPs that the runs of an experiment take.
 
     Args:
@@ -378,7 +378,7 @@ def outlay_of(variant: Variant, runs: int, workers: int | None, *, is_tuned: boo
     with num_threads(threads):
         timing = interleave({"baseline": steps.step}, rounds=TIMED, warmup=2, device=steps.device)["baseline"]
     flops = flops_of(variant)
-    return Outlay(
+    return CostEstimate(
         parameters=parameters_of(variant.architecture),
         steps=variant.steps,
         flops=None if flops is None else flops * variant.steps,

@@ -20,7 +20,7 @@ from lightning_llm.model.attention import dot_product_attention
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context
 from lightning_llm.model.norm import RMSNorm
-from lightning_llm.model.plain import is_plain
+from lightning_llm.model.unmodified import is_unmodified
 
 
 class LatentAttention(nn.Module):
@@ -66,7 +66,7 @@ class LatentAttention(nn.Module):
             latent = context.cache.extend(self.layer, "latent", latent)
             rotated = context.cache.extend(self.layer, "rotated key", rotated)
         dropout = self.dropout if self.training else 0.0
-        if context.cache is not None and x.shape[1] == 1 and not dropout and is_plain(self.kv_proj, nn.Linear):
+        if context.cache is not None and x.shape[1] == 1 and not dropout and is_unmodified(self.kv_proj, nn.Linear):
             mixed = self._absorbed(query, latent, rotated, context)
         else:
             both = self._by_head(self.kv_proj(latent[:, 0]))

@@ -12,14 +12,14 @@ from lightning_llm.accounting.counts import Dimensions, hidden_matrix_parameters
 from lightning_llm.accounting.measured_parts import measure_parts
 from lightning_llm.accounting.memory import StepMemory, step_memory
 from lightning_llm.accounting.parts import parts_to_measure
-from lightning_llm.accounting.settings import StepSettings, item_sizes
+from lightning_llm.accounting.step_settings import StepSettings, item_sizes
 from lightning_llm.io.console import Console
 from lightning_llm.io.units import short_mib
 from lightning_llm.measure.attribution import AttributedMeter
 from lightning_llm.measure.timeline import MemorySample
 from lightning_llm.model.config import SWIGLUS, ModelConfig
 from lightning_llm.optim.catalog import STATE_BYTES
-from lightning_llm.training.callbacks.memory_report import Report, point_report, step_report, table_of
+from lightning_llm.training.callbacks.memory_breakdown import Breakdown, point_breakdown, step_breakdown, table_of
 from lightning_llm.training.environment import settings_of
 
 HALVING_COSTS = 0.02  # assumed: the same arithmetic in smaller pieces, and gradients added up
@@ -41,7 +41,7 @@ class StepCase(NamedTuple):
 
     def memory(self) -> StepMemory:
         """Memory of a step, without optimizer state."""
-        return step_memory(self.config, self.step.unshared)
+        return step_memory(self.config, self.step.single_process)
 
     def work(self) -> int:
         """FLOPs of a step, recomputation included, per row."""
@@ -61,7 +61,7 @@ class Saving(NamedTuple):
 class MemoryAdvice(NamedTuple):
     """The peak of the step as it is (a report), what each setting would save, and what the estimate leaves out."""
 
-    current: Report
+    current: Breakdown
     savings: list[Saving]
     remarks: list[str]
 
@@ -75,12 +75,12 @@ def describe_failure(
     counters: dict[str, int],
     step: int,
     top: int,
-) -> tuple[str, Report]:
+) -> tuple[str, Breakdown]:
     """The report as text and as plain values; settings are judged only for a ``LanguageModel``.
 
     ``metered`` is the meter of the step, if the step was sampled; ``counters`` are bytes by phase, from the gauge.
     """
-    report: Report = {"step": step, "rank": trainer.global_rank, "counters": counters}
+    report: Breakdown = {"step": step, "rank": trainer.global_rank, "counters": counters}
     where = ""
     meter = metered
     source = "measured"
@@ -93,7 +93,7 @@ def describe_failure(
     elif meter.failed_in is not None:
         where = f", in {meter.failed_in[0]} ({meter.failed_in[1]})"
         report["failed_in"] = list(meter.failed_in)
-    report |= {"source": source, **step_report(meter.timeline(), top)}
+    report |= {"source": source, **step_breakdown(meter.timeline(), top)}
     blocks: list[Any] = [f"Out of memory in step {step} of rank {trainer.global_rank}{where}."]
     if highest := max(counters.values(), default=0):
         counter = "allocator" if trainer.strategy.root_device.type == "cuda" else "system"
@@ -140,7 +140,7 @@ def advise(case: StepCase) -> MemoryAdvice | None:
     table = {(category, part or "model"): size for (category, part), size in memory.at_peak.items()}
     saved_table = {("activations", part): size for part, size in memory.saved.items()}
     points = {"peak": MemorySample(0, memory.peak_point, table), "saved": MemorySample(0, "backward", saved_table)}
-    return MemoryAdvice({name: point_report(point) for name, point in points.items()}, savings, remarks)
+    return MemoryAdvice({name: point_breakdown(point) for name, point in points.items()}, savings, remarks)
 
 
 def cheapest(savings: Sequence[Saving], most: int = 3) -> list[Saving]:

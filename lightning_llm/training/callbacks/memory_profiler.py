@@ -22,7 +22,7 @@ from lightning_llm.runs.directory import run_dir_of
 from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.dashboard import tensorboard_writers
 from lightning_llm.training.callbacks.memory_advice import describe_failure
-from lightning_llm.training.callbacks.memory_report import FOLDER, Report, draw, pixels, step_report
+from lightning_llm.training.callbacks.memory_breakdown import FOLDER, Breakdown, draw, pixels, step_breakdown
 from lightning_llm.training.distributed import host_group
 
 HISTORY = 200_000  # allocations that the snapshot records, with the stack of each
@@ -205,7 +205,7 @@ class MemoryProfiler(Callback):
         return meter
 
     def _end_sample(self, trainer: Trainer) -> None:
-        report: Report = {
+        report: Breakdown = {
             "step": self._step,
             "rank": trainer.global_rank,
             "device": str(trainer.strategy.root_device),
@@ -214,7 +214,7 @@ class MemoryProfiler(Callback):
         }
         meter = self._leave_meter()
         if meter is not None:
-            report |= step_report(meter.timeline(), self.top)
+            report |= step_breakdown(meter.timeline(), self.top)
         write_json(self._folder / f"step-{self._step}.json", report)
         if meter is None:
             return

@@ -66,7 +66,7 @@ class StepProgressBar(ProgressBar):
             return
         self._draw(trainer)
         if self._progress is None and self._enabled:
-            self.console.say(f"step {trainer.global_step}  {describe(trainer)}")
+            self.console.print_lines(f"step {trainer.global_step}  {describe(trainer)}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw(trainer)

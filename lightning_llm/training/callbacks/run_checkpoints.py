@@ -80,7 +80,7 @@ class RunCheckpoints(Checkpoint):
         self.newest: Path | None = None
         self._windows: str | None = None
         self._is_first = True
-        self._turn = 0  # number of this start of the run: tells which files it has written, of repeated steps
+        self._start_number = 0  # number of this start of the run: tells which files it has written, of repeated steps
         self._files = AtomicCheckpointIO()  # takes the place of another plugin, which writes at once
         self._has_begun = False
 
@@ -103,7 +103,7 @@ class RunCheckpoints(Checkpoint):
         if stage == "fit":
             run = run_dir_of(trainer)
             self.folder = None if run is None else self._given_folder or run / CHECKPOINTS
-            self._turn = 0 if run is None else start_number_of(run)
+            self._start_number = 0 if run is None else start_number_of(run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """In a resumed run, finish what the previous process may have left unfinished."""
@@ -178,7 +178,11 @@ class RunCheckpoints(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, the last validation, and the number of the start; ModelCheckpoint's files hold it too."""
-        return {**{name: getattr(self, name) for name in _STATE}, _WINDOWS: self._windows, "turn": self._turn}
+        return {
+            **{name: getattr(self, name) for name in _STATE},
+            _WINDOWS: self._windows,
+            "start_number": self._start_number,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name in _STATE:

@@ -18,7 +18,7 @@ from lightning_llm.data.datamodule import data_attribute
 from lightning_llm.measure.timer import PhaseClock
 from lightning_llm.training import metrics
 from lightning_llm.training.environment import uses_tf32
-from lightning_llm.training.step_loss import Counted, StepLoss
+from lightning_llm.training.step_loss import LossDenominator, StepLoss
 
 _BETWEEN = "between"  # the end of one micro-batch and the beginning of the next
 _PARTS = ("forward", "backward", "optimizer")
@@ -71,7 +71,7 @@ class TrainingLog(Callback):
         self.peak_tflops = peak_tflops
         self.utilization: Utilization | None = None
         self._sums: torch.Tensor | None = None  # of the loss over targets, and of the targets, of this process
-        self._waiting: list[tuple[torch.Tensor, Counted]] = []  # losses to add to them
+        self._waiting: list[tuple[torch.Tensor, LossDenominator]] = []  # losses to add to them
         self._saved: torch.Tensor | None = None  # in the checkpoint, of all processes
         self._tokens = 0
         self._timed_steps = 0
@@ -111,8 +111,10 @@ class TrainingLog(Callback):
         self._clock.mark("optimizer")
         loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
         step_loss = getattr(pl_module, "step_loss", None)
-        counted = step_loss.counted if isinstance(step_loss, StepLoss) else None
-        self._waiting.append((loss, counted or Counted(trainer.accumulate_grad_batches, torch.ones_like(loss))))
+        denominator = step_loss.denominator if isinstance(step_loss, StepLoss) else None
+        self._waiting.append(
+            (loss, denominator or LossDenominator(trainer.accumulate_grad_batches, torch.ones_like(loss)))
+        )
         if len(self._waiting) >= _WAITING:
             self._add_waiting()
         self._tokens += batch["input_ids"].numel()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_llm.ablate.command.program import CommandProgram
-from lightning_llm.ablate.command.settings import Command
+from lightning_llm.ablate.command.spec import Command
 from lightning_llm.ablate.names import AGAIN, BASELINE
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.results import Result

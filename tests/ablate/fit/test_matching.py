@@ -9,6 +9,7 @@ from lightning_llm.ablate.fit import cost
 from lightning_llm.ablate.fit.matching import MATCHING, Matched, facts_of, scaled_options
 from lightning_llm.ablate.fit.variant import Variant
 from lightning_llm.ablate.matching import MATCHES, matched_within
+from lightning_llm.ablate.report.record import Variant as Reported
 from lightning_llm.measure.timer import Timing
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -163,8 +164,9 @@ def test_a_run_of_unknown_length_is_refused():
 
 
 def test_matched_within_covers_the_interval_and_the_rounding():
-    base = {"steps": 200}
-    assert matched_within({"steps": 100, "time_ratio_interval": [1.9, 2.02]}, base) == pytest.approx(0.05)
-    assert matched_within({"steps": 101, "time_ratio_interval": [2.0, 2.0]}, base) == pytest.approx(0.01)
-    assert matched_within({"steps": 200, "time_ratio_interval": [0.99, 1.03]}, base) == pytest.approx(0.03)
-    assert matched_within({"steps": 200, "time_ratio_interval": None}, base) is None
+    base = Reported(steps=200)
+    assert matched_within(Reported(steps=100, time_ratio_interval=(1.9, 2.02)), base) == pytest.approx(0.05)
+    assert matched_within(Reported(steps=101, time_ratio_interval=(2.0, 2.0)), base) == pytest.approx(0.01)
+    assert matched_within(Reported(steps=200, time_ratio_interval=(0.99, 1.03)), base) == pytest.approx(0.03)
+    assert matched_within(Reported(steps=200), base) is None
+    assert matched_within(Reported(time_ratio_interval=(1.0, 1.0)), base) is None

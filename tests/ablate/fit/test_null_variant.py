@@ -120,7 +120,7 @@ class Wrapped(Block):
         self.mlp = nn.Sequential(self.mlp)
         del self.self_attn
 
-    def join(self, x, context):
+    def add_branches(self, x, context):
         return x + self.mlp(x)
 
 

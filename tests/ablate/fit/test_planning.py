@@ -5,7 +5,7 @@ import torch
 
 from lightning_llm.ablate.fit import planning
 from lightning_llm.ablate.fit.cost import flops_of
-from lightning_llm.ablate.fit.planning import outlay_of
+from lightning_llm.ablate.fit.planning import cost_estimate_of
 from lightning_llm.measure.timer import Timing
 
 
@@ -20,10 +20,10 @@ def two_seconds_a_step(monkeypatch):
 def test_runs_share_the_cores(make_variant, two_seconds_a_step):
     threads = torch.get_num_threads()
     variant = make_variant("baseline")
-    found = outlay_of(variant, runs=9, workers=None)
+    found = cost_estimate_of(variant, runs=9, workers=None)
     assert (found.steps, found.runs) == (6, 9)
     assert found.seconds == 2.0 * 6 * 9 / 4  # four at a time, of two threads each
-    assert outlay_of(variant, runs=9, workers=3).seconds == 2.0 * 6 * 9 / 3
+    assert cost_estimate_of(variant, runs=9, workers=3).seconds == 2.0 * 6 * 9 / 3
     assert found.flops == flops_of(variant) * 6
     variant.model.architecture = variant.architecture
     variant.model.configure_model()

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_llm.accounting.counts import hidden_matrix_parameters
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.training.callbacks.memory_advice import Saving, StepCase, advise, cheapest
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_llm import LanguageModel, ModelConfig, TokenDataModule
-from lightning_llm.accounting.settings import StepSettings
+from lightning_llm.accounting.step_settings import StepSettings
 from lightning_llm.measure.gauges import Reading
 from lightning_llm.measure.timeline import CATEGORIES
 from lightning_llm.optim import AdamW

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_llm.checkpoints.reading import is_intact
-from lightning_llm.cli import report
+from lightning_llm.cli import training_output
 from lightning_llm.training.callbacks import RunCheckpoints, StopOnSignal
 from lightning_llm.training.module import LanguageModel
 
@@ -57,7 +57,7 @@ def test_ctrl_c_after_a_signal_does_not_wait(tiny, monkeypatch, capsys, first):
 
 @pytest.mark.parametrize("number", ALL)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(LanguageModel, "configure_model"), (StopOnSignal, "setup"), (report, "print_sample")]
+    ("owner", "name"), [(LanguageModel, "configure_model"), (StopOnSignal, "setup"), (training_output, "print_sample")]
 )
 def test_a_signal_before_and_after_training_is_one_line(tiny, monkeypatch, capsys, owner, name, number):
     sending(owner, name, monkeypatch, number)
@@ -88,7 +88,7 @@ def test_a_signal_while_the_last_step_is_saved_ends_the_run_once_it_is(tiny, mon
 def test_what_the_parent_ignores_stays_ignored(tiny, monkeypatch, number):
     signal.signal(number, signal.SIG_IGN)
     sending(StopOnSignal, "on_train_batch_end", monkeypatch, number, number, when=at_step(3))
-    sending(report, "print_sample", monkeypatch, number)
+    sending(training_output, "print_sample", monkeypatch, number)
     cli = tiny("fit")
     assert cli.trainer.global_step == 6
     assert signal.getsignal(number) is signal.SIG_IGN

@@ -1,0 +1,157 @@
+"""The report of a stream: lines, table, JSON, and page."""
+
+import json
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from lightning_llm.ablate.report.figures import staircase
+from lightning_llm.ablate.report.from_stream import idea_lines, stream_report
+from lightning_llm.ablate.report.report import Report
+from lightning_llm.ablate.report.words import stream_lines
+from lightning_llm.ablate.stream import Asked, Mean, Stream, StreamRecord, Verdict
+from lightning_llm.io.charts import canvas
+
+VERDICT = Verdict(
+    place=1,
+    name="<b>relu2",
+    because="cheap",
+    options={"model.architecture.mlp": "relu2"},
+    match="flops",
+    metric="val_loss",
+    verdict="adopted",
+    reason="8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0",
+    difference=-0.031,
+    interval=(-0.04, -0.02),
+    pairs=6,
+    e_value=81.2345,
+    threshold=40.55,
+    confirmation=Mean(difference=-0.02, interval=(-0.03, -0.01), pairs=8),
+    parameters=(100_000, 102_000),
+    steps=(60, 70),
+    runs=28,
+    run_seconds=90.0,
+    asked={},
+    plan="0" * 64,
+)
+REJECTED = replace(
+    VERDICT,
+    place=2,
+    name="b",
+    verdict="rejected",
+    reason="the e-value is below 1",
+    pairs=4,
+    confirmation=None,
+    because="",
+    difference=0.01,
+    interval=(-0.01, 0.03),
+    run_seconds=30.0,
+    parameters=(100_000, 100_500),
+    steps=(70, 70),
+)
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """Two ideas, of which the first was adopted, and a third without a verdict."""
+    asked = Asked(baseline={"base.yaml": "0" * 64}, options=[])
+    environment = {"precision": "32-true"}
+    record = StreamRecord(asked=asked, alpha=0.05, most=24, workers=None, environment=environment)
+    return Stream(tmp_path, record, [VERDICT, REJECTED], tmp_path / "ideas" / "0003-c")
+
+
+def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
+    assert idea_lines(VERDICT) == [
+        "<b>relu2: adopted (place 1 of the stream): 8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0.",
+        "Because: cheap",
+        "Difference -0.0310 (95% interval -0.0400 to -0.0200) nats/token after 6 pairs.",
+        "On 8 fresh pairs: -0.0200 (95% interval -0.0300 to -0.0100) nats/token.",
+        "E-value 81.2, threshold 40.5.",
+        "Same flops; 102,000 parameters instead of 100,000; 70 steps instead of 60.",
+        "28 runs were trained, 90.0 s together.",
+    ]
+    lines = idea_lines(REJECTED)
+    assert not any("Because" in line or "fresh" in line for line in lines)
+    assert "Same flops." in lines  # half a percent of the parameters is no difference to name
+    none = idea_lines(replace(REJECTED, difference=None, interval=None, pairs=0))
+    assert "Difference – nats/token after 0 pairs." in none
+
+
+def test_the_table_and_the_sentences_tell_what_was_tried(stream):
+    report = stream_report(stream)
+    found = report.to_markdown().splitlines()
+    assert found[found.index("| idea | verdict | pairs | difference | 95% interval |") + 2 :][:2] == [
+        "| 1. &lt;b>relu2 | adopted | 6 | -0.0310 | -0.0400 to -0.0200 |",
+        "| 2. b | rejected | 4 | +0.0100 | -0.0100 to +0.0300 |",
+    ]
+    page = report.write(stream.out).read_text()
+    reason = "8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0"
+    assert f"<td>1. &lt;b&gt;relu2</td><td>cheap</td><td>adopted</td><td>{reason}</td>" in page
+    assert "<td>2. b</td><td>–</td><td>rejected</td><td>the e-value is below 1</td>" in page
+    numbers = (
+        "<td>81.2</td><td>40.5</td><td>28</td><td>90.0 s</td><td>8</td><td>-0.0200</td><td>-0.0300 to -0.0100</td>"
+    )
+    assert f"<td>1. &lt;b&gt;relu2</td>{numbers}" in page
+    assert "<td>30.0 s</td><td>–</td><td>–</td><td>–</td>" in page
+    lines = stream_lines(report)
+    assert lines[0] == "2 ideas, adopted: 1. <b>relu2; 2.0 minutes of runs."
+    assert lines[1].startswith("0003-c has no verdict yet: lightning-llm ablate try ")
+    assert lines[2] == "An idea at place 3 has to reach an e-value of 162 within 24 pairs."
+    assert lines[3].endswith("useless ideas among the adopted ones is at most 5%.")
+    assert "a difference is idea minus baseline, so a negative one is an improvement." in str(report)
+
+
+def test_the_page_escapes_names_and_the_json_has_every_idea(stream):
+    report = stream_report(stream)
+    page = report.write(stream.out).read_text()
+    assert "&lt;b&gt;relu2" in page
+    assert "<b>relu2" not in page
+    assert "<svg" in page
+    assert "precision 32-true" in page
+    assert Report.read(stream.out) == report
+    content = json.loads((stream.out / "report.json").read_text())
+    facts = content["stream"]
+    assert (facts["adopted"], facts["gain"], facts["run_seconds"]) == ([1], -0.02, 120.0)
+    assert [(row["variant"], row["kind"]) for row in content["rows"]] == [
+        ("<b>relu2", "result"),
+        ("<b>relu2", "confirmation"),
+        ("b", "result"),
+    ]
+    idea = content["rows"][0]["idea"]
+    assert (idea["place"], idea["because"], idea["match"], idea["plan"]) == (1, "cheap", "flops", "0" * 64)
+    assert idea["options"] == VERDICT.options
+
+
+def test_a_stream_without_a_verdict_has_a_page(stream):
+    empty = stream_report(Stream(stream.out, stream.record, [], None))
+    assert "<svg" not in empty.write(stream.out).read_text()
+    assert stream_lines(empty)[0] == "0 ideas, adopted: none; 0 ms of runs."
+    assert empty.rows == []
+
+
+def test_where_higher_is_better_an_improvement_is_positive(stream):
+    of_accuracy = {"metric": "-accuracy", "unit": "accuracy"}
+    verdicts = [replace(verdict, **of_accuracy) for verdict in (VERDICT, REJECTED)]
+    report = stream_report(Stream(stream.out, stream.record, verdicts, None))
+    assert (report.metric, report.unit, report.higher_is_better) == ("accuracy", "accuracy", True)
+    row, fresh, rejected = report.rows
+    assert (row.difference, row.interval) == (0.031, (0.02, 0.04))
+    assert (fresh.difference, fresh.interval) == (0.02, (0.01, 0.03))
+    assert (rejected.difference, rejected.interval) == (-0.01, (-0.03, 0.01))
+    assert report.stream.gain == 0.02
+    reason = "8 fresh pairs: the interval +0.0100 to +0.0300 lies above 0"
+    assert (row.sentence, fresh.sentence, rejected.sentence) == (reason, reason, REJECTED.reason)
+    assert idea_lines(verdicts[0])[0].endswith(f": {reason}.")
+    assert "Difference +0.0310 (95% interval +0.0200 to +0.0400) accuracy after 6 pairs." in idea_lines(verdicts[0])
+
+
+def test_the_staircase_goes_down_by_the_confirmed_difference(stream):
+    with canvas(6, 3) as axes:
+        staircase(axes[0], stream_report(stream))
+        axis = axes[0, 0]
+        line = next(line for line in axis.lines if line.get_drawstyle() == "steps-post")
+        np.testing.assert_allclose(line.get_xdata(), [0.5, 1.5, 2.5, 3.0])
+        np.testing.assert_allclose(line.get_ydata(), [0.0, -0.02, -0.02, -0.02])
+        dots = [container.lines[0].get_xydata()[0] for container in axis.containers]
+    np.testing.assert_allclose(dots, [[1, -0.031], [2, -0.02 + 0.01]])
