@@ -4,7 +4,7 @@ import yaml
 
 from lightning_llm.io.untrusted import LONGEST_NAME, printable
 from lightning_llm.runs.event_files import EVENT_FILES
-from lightning_llm.runs.find import find_runs
+from lightning_llm.runs.find import Run, find_runs
 from lightning_llm.runs.names import differences, distinctions, run_names
 
 BASE = {
@@ -142,6 +142,65 @@ def test_no_name_leads_into_another_run(tmp_path):
         "seed=1 #2",
         "seed=2",
     ]
+
+
+def experiment(folder, *runs, mark="plan.json", seed=1):
+    """The runs of an experiment, by the names of their folders."""
+    folder.mkdir(parents=True)
+    (folder / mark).write_text("{}")
+    options = changed(seed_everything=seed)
+    return [make(folder / "runs" / run, {**options, "data": {"corpus": "stdlib", "seed": seed}}) for run in runs]
+
+
+def names_of(*folders):
+    return run_names(find_runs([str(folder) for folder in folders], EVENT_FILES, "no events", with_experiments=True))
+
+
+def test_runs_of_an_experiment_have_the_names_of_their_folders(tmp_path, monkeypatch):
+    experiment(tmp_path / "runs" / "mlp", "baseline,seed=0", "gelu,seed=0")
+    alone = ["baseline,seed=0", "gelu,seed=0"]
+    assert names_of(tmp_path / "runs") == names_of(tmp_path / "runs" / "mlp") == alone
+    monkeypatch.chdir(tmp_path / "runs" / "mlp" / "runs")
+    assert names_of(".") == alone
+    make(tmp_path / "runs" / "a" / "version_0")
+    assert names_of(tmp_path / "runs") == ["a/version_0", *(f"mlp/{name}" for name in alone)]
+    experiment(tmp_path / "runs" / "norm", "baseline,seed=0")
+    assert names_of(tmp_path / "runs" / "mlp", tmp_path / "runs" / "norm")[-1] == "norm/baseline,seed=0"
+    experiment(tmp_path / "others" / "norm", "baseline,seed=0")
+    assert names_of(tmp_path / "runs" / "norm", tmp_path / "others" / "norm") == [
+        "runs/norm/baseline,seed=0",
+        "others/norm/baseline,seed=0",
+    ]
+
+
+def test_a_folder_named_runs_without_a_plan_is_no_experiment(tmp_path):
+    runs = [make(tmp_path / "runs" / name, changed(seed_everything=n)) for n, name in enumerate("ab")]
+    assert run_names(found(*runs)) == ["seed=0", "seed=1"]
+
+
+def test_equal_seeds_are_one(tmp_path):
+    def seeded(name, weights, data):
+        config = {**changed(seed_everything=weights), "data": {"corpus": "stdlib", "seed": data}}
+        return make(tmp_path / "a" / name, config)
+
+    one, two = seeded("v1", 1, 1), seeded("v2", 2, 2)
+    assert run_names(found(one, two)) == ["seed=1", "seed=2"]
+    other_data = seeded("v3", 2, 3)
+    assert run_names(found(one, two, other_data))[2] == "data.seed=3, seed_everything=2"
+    assert run_names(found(two, other_data)) == ["data.seed=2", "data.seed=3"]
+
+
+def test_options_with_the_same_last_word_keep_all_words(tmp_path):
+    configs = [changed(model__a={"lr": n}, trainer__lr=n, trainer__max_steps=n) for n in (1, 2)]
+    runs = [make(tmp_path / "a" / f"v{n}", config) for n, config in enumerate(configs)]
+    assert run_names(found(*runs)) == ["a.lr=1, trainer.lr=1, max_steps=1", "a.lr=2, trainer.lr=2, max_steps=2"]
+
+
+def test_thousands_of_runs_get_names(tmp_path):
+    runs = [Run(tmp_path / f"{number % 3}" / f"version_{number}", {"mlp": "swiglu"}) for number in range(3000)]
+    names = run_names(runs)
+    assert len(set(names)) == 3000
+    assert names[4] == "1/version_4"
 
 
 def test_runs_without_a_config_are_named_by_their_place(tmp_path):
