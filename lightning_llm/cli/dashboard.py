@@ -19,6 +19,7 @@ from typing import Any
 
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.subcommand import OneLineParser, subcommand
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import check_regular
 from lightning_llm.runs.event_files import EVENT_FILES, event_files
 from lightning_llm.runs.find import find_runs
@@ -52,7 +53,7 @@ def run_dashboard(options: argparse.Namespace) -> None:
             names = {Path(folder, name): run.path for run, name in zip(runs, run_names(runs), strict=True)}
             for links, path in names.items():
                 link_events(path, links)
-                print(f"{links.relative_to(folder)}  {path}")
+                print(f"{links.relative_to(folder)}  {shell_path(path)}")
             _serve(Path(folder), options.port, names)
         except KeyboardInterrupt:
             interrupts.ignore_signals()  # a second signal must not disturb the cleanup
