@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from lightning_llm.ablate.command.spec import COMMAND_LINE, Command, Tree, command_of, option_named
 from lightning_llm.ablate.command.spec import KEYS as OF_COMMAND
-from lightning_llm.ablate.command.spec import Command, Tree, command_of, option_named
+from lightning_llm.ablate.factors import MOST_NULL, PAIRS, read_factors, variants_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Time, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NEGATED, NULL
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
@@ -81,6 +82,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Of the experiment.
         variants: The options of each, by name.
+        factors: The options of each factor by name, if the variants are their combinations; else none.
         metric: Lower is better: ``val_loss`` (nats per token) or another of ``METRICS``, of a run's summary; of a
             command any name, and with a minus before it, higher is better.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
@@ -102,6 +104,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     variants: Mapping[str, Options]
+    factors: Mapping[str, Options] = {}
     metric: str = METRICS[0]
     delta: float | None = DELTA
     alpha: float = ALPHA
@@ -161,7 +164,12 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def null_runs(self) -> int:
         """How many runs the null variant has: a command has none."""
-        return self.looks[0] if self.command is None else 0
+        return self.null_pairs if self.command is None else 0
+
+    @property
+    def null_pairs(self) -> int:
+        """The number of seeds of a null variant: those of the first look; of a factorial experiment fewer."""
+        return min(self.looks[0], MOST_NULL) if self.factors else self.looks[0]
 
     def seeds(self, pairs: int) -> range:
         """The seeds of this many pairs."""
@@ -268,6 +276,7 @@ _FILE = record(
     {
         "baseline": _texts,
         "variants": by_name(_OPTIONS),
+        "factors": by_name(_OPTIONS),
         "command": TEXT,
         "option": TEXT,
         "read": _read_in_file,
@@ -327,6 +336,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     experiment = Experiment(
         name=content["name"],
         variants=variants,
+        factors=_factors(content, source),
         metric=metric,
         secondary=tuple(secondary),
         delta=content.get("delta", DELTA if command is None else None),
@@ -364,15 +374,17 @@ def _program(content: Mapping[str, Any], source: object) -> tuple[Command | None
 
 def _variants(content: Mapping[str, Any], source: object) -> tuple[dict[str, Options], dict[str, Tree]]:
     """The variants, and the trees of all if they are revisions of one repository."""
-    given = [key for key in ("variants", "against", "revisions", "unchanged") if content.get(key)]
+    given = [key for key in ("variants", "factors", "against", "revisions", "unchanged") if content.get(key)]
     if not given:
-        accepted = "variants, against (a revision), revisions (several) or unchanged (the same twice)"
+        accepted = "variants, factors, against (a revision), revisions (several) or unchanged (the same twice)"
         raise ValueError(f"{source}: nothing is compared: give {accepted}")
     if len(given) > 1:
         listed = " and ".join(option_named(key, source) for key in given)
         raise ValueError(f"{listed} say what is compared in two ways: give one")
     if "variants" in content:
         return {variant: flat_options(options) for variant, options in content["variants"].items()}, {}
+    if "factors" in content:
+        return variants_of(_factors(content, source)), {}
     if content.get("unchanged"):
         return {UNCHANGED: {}}, {}
     revisions = content.get("revisions") or [content["against"], ""]
@@ -385,6 +397,17 @@ def _variants(content: Mapping[str, Any], source: object) -> tuple[dict[str, Opt
     return {name: {} for name in names[1:]}, {
         name: Tree(revision=revision) for name, revision in zip(names, revisions, strict=True)
     }
+
+
+def _factors(content: Mapping[str, Any], source: object) -> dict[str, Options]:
+    """The factors, if there are any."""
+    if "factors" not in content:
+        return {}
+    section = "--factor" if source == COMMAND_LINE else f"{source}: factors"
+    if useless := next((key for key in (*FIXED_BY_LADDER, "sizes", "tune") if content.get(key)), None):
+        advice = "combinations of factors have a fixed number of pairs (pairs: 16) at one size, and nothing is tuned"
+        raise ValueError(f"{section} with {option_named(useless, source)}: {advice}: leave one out")
+    return read_factors(content["factors"], section)
 
 
 def _as_tuple(value: Any) -> tuple[str, ...]:
@@ -402,6 +425,8 @@ def _metrics(content: Mapping[str, Any], source: object) -> Sequence[str]:
 
 
 def _stop(content: Mapping[str, Any], source: object) -> Looks:
+    if "factors" in content:
+        return Looks(pairs=_cut((), content.get("pairs", PAIRS), source))
     if "sizes" not in content:
         pairs = _cut(content.get("looks", LOOKS), content.get("pairs"), source)
         return Looks(pairs=pairs, half_width=content.get("half_width"))

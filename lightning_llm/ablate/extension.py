@@ -22,6 +22,9 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
     out = loaded.plan.out
     state = loaded.state
     experiment = loaded.plan.experiment
+    if experiment.factors:
+        advice = "begin another one with other seeds: --first-seed N"
+        raise ValueError(f"{out} combines factors, which has a fixed number of pairs: {advice}")
     if state.needed:
         command = f"lightning-llm ablate run {shell_path(out)}"
         raise ValueError(f"{out} has not used up its plan: {command} continues it")

@@ -162,11 +162,11 @@ class _Comparison:
 
     def _runs(self, targets: Mapping[str, int]) -> Iterator[RunKey]:
         """All runs of a look, seed by seed."""
-        first_look = self._experiment.looks[0] if self._has_null else 0
+        null_pairs = self._experiment.null_pairs if self._has_null else 0
         if self._is_first:
             yield from (RunKey(name, self._experiment.first_seed) for name in (BASELINE, AGAIN))
         for index, seed in enumerate(self._experiment.seeds(max(targets.values(), default=0))):
-            nulls = [NULL] if index < first_look else []
+            nulls = [NULL] if index < null_pairs else []
             variants = [self._names[name] for name, pairs in targets.items() if index < pairs]
             yield from (RunKey(name, seed) for name in (self._names[BASELINE], *nulls, *variants))
 
@@ -178,7 +178,7 @@ class _Comparison:
         rule: dict[str, Any] = {"delta": experiment.delta, "alpha": experiment.alpha}
         more_baseline: list[float | None] = []
         if self._has_null:
-            first_seeds = experiment.seeds(experiment.looks[0])
+            first_seeds = experiment.seeds(experiment.null_pairs)
             more_baseline = _more_baseline(losses, first_seeds)
             self._null = self._null or verdicts({NULL: sample(losses, base, NULL, first_seeds)}, **rule)[NULL]
         samples = {

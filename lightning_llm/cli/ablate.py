@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_llm.ablate import claims
-from lightning_llm.ablate.command.spec import COMMAND_LINE, KEYS
+from lightning_llm.ablate.command.spec import COMMAND_LINE, KEYS, option_named
 from lightning_llm.ablate.command.template import PLACEHOLDERS
 from lightning_llm.ablate.experiment import METRICS, Experiment, experiment_of
 from lightning_llm.ablate.extension import extension_of
+from lightning_llm.ablate.factors import factors_in
 from lightning_llm.ablate.history import Spread, spread_in
 from lightning_llm.ablate.ladder import LADDER, SIZES, read_ladder
 from lightning_llm.ablate.matching import matches_in_words
@@ -92,6 +93,8 @@ def _options(parser: OneLineParser) -> None:
         add = parser_of_plan.add_argument
         add("--baseline", nargs="+", metavar="CONFIG", help="without FILE: configs of the baseline")
         add_variants(parser_of_plan, "without FILE: a variant; repeatable")
+        about = "without FILE: a change that is combined with others, to see whether they add up; repeatable"
+        add("--factor", action="append", default=[], metavar="NAME:OPTION=VALUE", help=about)
         add("--name", help="name of the experiment (default: that of FILE)")
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")
@@ -264,7 +267,7 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
     compared = _compared(options)
     if options.experiment is not None:
         if compared:
-            option = f"--{next(iter(compared)).replace('_', '-')}".replace("--variants", "--vary")
+            option = option_named(next(iter(compared)), COMMAND_LINE)
             raise ValueError(f"{option} is in place of a file: leave it out, or {options.experiment}")
         content = read_config(Path(options.experiment))
         source = options.experiment
@@ -282,7 +285,11 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
 
 def _compared(options: argparse.Namespace) -> dict[str, Any]:
     """Baseline, variants and command of a comparison, by the keys that a file has for them."""
-    given = {"baseline": options.baseline, "variants": varied(options.vary)}
+    given = {
+        "baseline": options.baseline,
+        "variants": varied(options.vary),
+        "factors": factors_in(options.factor),
+    }
     keys = {name: value for name, value in given.items() if value} | command_in(options)
     if {"against", "revisions"} & {*keys} and "baseline" in keys and "command" not in keys:
         keys |= fit_as_command(keys.pop("baseline"), options.of_fit, options.metric)

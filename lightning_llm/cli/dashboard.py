@@ -1,4 +1,4 @@
-"""``lightning-llm dashboard RUNS``: TensorBoard on this machine only, with runs named by what their configs differ in.
+"""``lightning-llm dashboard RUNS``: TensorBoard on this machine only, with short names of runs.
 
 TensorBoard names a run by its path below the folder that it is given. So it is given a temporary folder with the names
 that are wanted, and in each links to the run's event files. New ones are added while it runs. It sees nothing else of a
@@ -7,6 +7,7 @@ run: it would follow links to folders, even in a circle.
 
 import argparse
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 
 from lightning_llm.cli.interrupts import interrupts
 from lightning_llm.cli.subcommand import OneLineParser, subcommand
+from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import check_regular
 from lightning_llm.runs.event_files import EVENT_FILES, event_files
 from lightning_llm.runs.find import find_runs
@@ -26,7 +28,8 @@ from lightning_llm.runs.names import run_names
 HOST = "127.0.0.1"
 RELOAD_S = 5.0  # as TensorBoard's own
 OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?", re.IGNORECASE)  # any port: ssh forwards others
-# TensorBoard smooths each curve by 0.6, which hides losses; only addresses can change that, in two parts of it
+# TensorBoard smooths each curve by 0.6, which hides losses. No option and no event file changes that, only addresses:
+# its first part for Time Series; its second, which no server sees, for Custom Scalars and Scalars.
 UNSMOOTHED, UNSMOOTHED_CHARTS = "?smoothing=0", "&_smoothingWeight=0"
 KEPT = {"scalars": 10_000, "text": 200, "images": 200}  # entries per curve; TensorBoard's own are 1,000, 10 and 10
 
@@ -43,13 +46,14 @@ def run_dashboard(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
     check_port(options.port)
     log = partial(print, "lightning-llm dashboard:", file=sys.stderr)
-    runs = find_runs(options.runs, EVENT_FILES, "no TensorBoard events in it (was another logger set?)", log)
+    message = "no TensorBoard events in it (was another logger set?)"
+    runs = find_runs(options.runs, EVENT_FILES, message, log, with_experiments=True)
     with interrupts.handling("dashboard"), tempfile.TemporaryDirectory(prefix="lightning-llm-dashboard-") as folder:
         try:
             names = {Path(folder, name): run.path for run, name in zip(runs, run_names(runs), strict=True)}
             for links, path in names.items():
                 link_events(path, links)
-                print(f"{links.relative_to(folder)}  {path}")
+                print(f"{links.relative_to(folder)}  {shell_path(path)}")
             _serve(Path(folder), options.port, names)
         except KeyboardInterrupt:
             interrupts.ignore_signals()  # a second signal must not disturb the cleanup
@@ -83,12 +87,13 @@ def start(folder: Path, port: int) -> str:
     Raises:
         ValueError: The port is in use.
     """
-    from tensorboard import default, program  # type: ignore[import-untyped]
+    from tensorboard import program  # type: ignore[import-untyped]
 
-    # its own plugins, which read event files only: the projector sends any file that a run's projector_config names
+    from lightning_llm.cli.dashboard_charts import plugins
+
     board = program.TensorBoard(
-        plugins=default.get_static_plugins(),
-        server_class=lambda app, flags: program.WerkzeugServer(_for_this_machine(app), flags),
+        plugins=plugins(),
+        server_class=lambda app, flags: program.WerkzeugServer(_for_this_machine(_unsmoothed(app)), flags),
     )
     # load_fast would start a second server, on a port of its own
     options = {"host": HOST, "port": port, "load_fast": "false", "samples_per_plugin": KEPT}
@@ -109,6 +114,23 @@ def link_events(run: Path, folder: Path) -> None:
             link.symlink_to(path.resolve())
 
 
+def remove_links(folder: Path) -> None:
+    """Remove the links to a run that was deleted. TensorBoard forgets a run whose folder is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unsmoothed(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """Sends the address without options to the one without smoothing; the browser keeps the part for the tab."""
+
+    def redirecting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") == "/" and not environ.get("QUERY_STRING"):
+            start_response("302 Found", [("Location", f"/{UNSMOOTHED}"), ("Content-Length", "0")])
+            return []
+        return app(environ, start_response)
+
+    return redirecting
+
+
 def _for_this_machine(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
     """Answers only requests that name this machine: a web page may point a name of its own at 127.0.0.1 to read all."""
 
@@ -127,4 +149,7 @@ def _serve(folder: Path, port: int, names: Mapping[Path, Path]) -> None:
     print(f"charts by group, without smoothing: {address}{UNSMOOTHED}#custom_scalars{UNSMOOTHED_CHARTS}", flush=True)
     while not threading.Event().wait(RELOAD_S):
         for links, path in names.items():
-            link_events(path, links)
+            if path.is_dir():
+                link_events(path, links)
+            else:
+                remove_links(links)

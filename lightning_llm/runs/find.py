@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")  # where `last` and `best` are looked for
 EXAMPLE = "runs/quickstart/version_0"
+PLAN = "plan.json"  # of an experiment, in the folder above its runs
+# A file that marks a folder of ``ablate``, and the folder in it that has its runs, ideas or sizes
+INSIDE = {PLAN: "runs", "stream.json": "ideas", "ladder.json": "sizes"}
+DEEPEST = 3  # a stream or ladder, its experiments, their runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,12 @@ class Run:
 
 
 def find_runs(
-    names: Sequence[str], file: str = "", message: str = "", log: Callable[[str], object] = lambda line: None
+    names: Sequence[str],
+    file: str = "",
+    message: str = "",
+    log: Callable[[str], object] = lambda line: None,
+    *,
+    with_experiments: bool = False,
 ) -> list[Run]:
     """The runs that a command line names.
 
@@ -60,14 +69,15 @@ def find_runs(
         file: Pattern of a file that a run must have; empty: none.
         message: The message about a run that does not have it.
         log: Called with a line for each run that was found below a folder and left out for that.
+        with_experiments: As in :func:`run_folders`.
 
     Raises:
         ValueError: A directory that does not exist, contains no run, or is a run without the file.
     """
     paths: dict[object, Path] = {}
     for name in names:
-        runs = run_folders(name)
-        complete = [path for path in runs if not file or any(path.glob(file))]
+        runs = run_folders(name, with_experiments=with_experiments)
+        complete = {path for path in runs if not file or any(path.glob(file))}
         if not complete:
             raise ValueError(f"{name}: {message}")
         for path in runs:
@@ -78,8 +88,13 @@ def find_runs(
     return [Run(path, _options(path)) for path in paths.values()]
 
 
-def run_folders(name: str) -> list[Path]:
+def run_folders(name: str, *, with_experiments: bool = False) -> list[Path]:
     """The run directories that a word of a command line names: itself, and those up to two levels down.
+
+    Args:
+        name: The word.
+        with_experiments: Whether to add the runs of the experiments, streams and ladders in these folders, which are
+            deeper.
 
     Raises:
         ValueError: There is no such directory, or no run in it.
@@ -90,18 +105,40 @@ def run_folders(name: str) -> list[Path]:
     seen: set[str] = set()
     runs: list[Path] = []
     level = [folder]
-    for _ in range(3):  # each folder once, however many links lead to it
-        by_real_path = {os.path.realpath(path): path for path in sorted(level, key=_natural, reverse=True)}
-        level = [path for real, path in by_real_path.items() if real not in seen and path.is_dir()]
-        seen |= by_real_path.keys()
-        runs += [path for path in level if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENT_FILES))]
+
+    def new_folders(paths: Sequence[Path]) -> list[Path]:
+        """Each folder once, however many links lead to it."""
+        by_real_path = {os.path.realpath(path): path for path in sorted(paths, key=_natural, reverse=True)}
+        folders = [path for real, path in by_real_path.items() if real not in seen and path.is_dir()]
+        seen.update(by_real_path)
+        runs.extend(path for path in folders if any(any(path.glob(file)) for file in (CONFIG, SUMMARY, EVENT_FILES)))
+        return folders
+
+    searched: list[Path] = []
+    for _ in range(3):
+        level = new_folders(level)
+        searched += level
         level = [inner for path in level for inner in path.glob("*")]
+    for _ in range(DEEPEST if with_experiments else 0):
+        searched = new_folders([inner for path in searched for inner in _inside(path)])
     runs.sort(key=lambda path: (path != folder, _natural(path)))
     if not runs:
         deeper = next(iter(sorted(folder.glob("*/*/*/*"))), None)  # such as those of an experiment
         hint = "" if deeper is None else f"; give a folder in it, such as {deeper.parents[2]}"
         raise ValueError(f"{name}: no run in it or up to two levels below{hint}")
     return runs
+
+
+def experiment_of(run: Path) -> Path | None:
+    """The folder of the experiment that a run belongs to."""
+    folder = Path(os.path.abspath(run)).parent
+    return folder.parent if folder.name == INSIDE[PLAN] and (folder.parent / PLAN).is_file() else None
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The runs of an experiment, the ideas of a stream, or the sizes of a ladder."""
+    inner = [folder / name for mark, name in INSIDE.items() if (folder / mark).is_file()]
+    return [path for parent in inner for path in parent.glob("*")]
 
 
 def identity_of(run: Path) -> object:

@@ -15,12 +15,10 @@ from pathlib import Path
 
 from lightning_llm.io.atomic import remove_path
 from lightning_llm.runs.directory import CHECKPOINTS, CONFIG, SUMMARY
-from lightning_llm.runs.find import find_runs, identity_of, run_folders
+from lightning_llm.runs.find import PLAN, find_runs, identity_of, run_folders
 from lightning_llm.runs.lock import RunLock, is_locked
 from lightning_llm.runs.names import distinctions
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
-
-PLAN = "plan.json"  # of an experiment, in the folder above its runs
 
 
 @dataclasses.dataclass(frozen=True)

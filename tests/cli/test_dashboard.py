@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from unittest.mock import ANY
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -32,6 +33,7 @@ CALLBACKS = [
     },
 ]
 NAMES = ["mlp=swiglu", "mlp=memory_optimized_swiglu"]
+MEASURED = [group for group in LAYOUT if group != "loss by data source"]  # charts without curves are not shown
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def test_the_data_come_over_http(runs):
             assert [text["step"] for text in texts] == [3, 6]
             assert "Abc" in texts[0]["text"]
         layout = ask(address, "data/plugin/custom_scalars/layout")
-        assert [group["title"] for group in layout["category"]] == list(LAYOUT)
+        assert [group["title"] for group in layout["category"]] == MEASURED
         chart = f"data/plugin/custom_scalars/scalars?run={quote(NAMES[0])}&tag={quote('^val_loss$')}"
         assert list(ask(address, chart)["tag_to_events"]) == ["val_loss"]
         filters = {"startIndex": 0, "sliceSize": 10, "colParams": [], "allowedStatuses": ["STATUS_SUCCESS"]}
@@ -127,6 +129,72 @@ def make_events(tmp_path):
     with SummaryWriter(run) as writer:
         writer.add_scalar("train_loss", 1.0, 1)
     return run
+
+
+def write_scalars(run, **points):
+    """A run with so many points of each scalar."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(run) as writer:
+        for tag, number in points.items():
+            for step in range(1, number + 1):
+                writer.add_scalar(tag, 1.0 / step, step)
+        charts = {"both": ["Multiline", ["^curve$", "^single$"]], "one": ["Multiline", ["^single$"]]}
+        writer.add_custom_scalars({"group": charts, "empty": {"none": ["Multiline", ["^nothing$"]]}})
+    return run
+
+
+def test_no_chart_has_one_point(tmp_path):
+    write_scalars(tmp_path / "a", curve=3, single=1, in_b=1)
+    write_scalars(tmp_path / "b", curve=3, single=1, in_b=2)
+    with dashboard(str(tmp_path), "--port", "0") as (_, address, _):
+        tags = until(lambda: ask(address, "data/plugin/scalars/tags"), lambda tags: len(tags) == 2)
+        assert [set(of_run) for of_run in tags.values()] == [{"curve", "in_b"}] * 2  # one run is enough
+        series = ask(address, "data/plugin/timeseries/tags")["scalars"]["runTagInfo"]
+        assert [set(of_run) for of_run in series.values()] == [{"curve", "in_b"}] * 2
+        (group,) = ask(address, "data/plugin/custom_scalars/layout")["category"]
+        assert [chart["title"] for chart in group["chart"]] == ["both"]
+        run = quote(next(iter(tags)))
+        points = ask(address, f"data/plugin/custom_scalars/scalars?run={run}&tag=single")["tag_to_events"]["single"]
+        assert [step for _, step, _ in points] == [1]  # in a chart with curves
+
+
+def test_a_run_that_has_just_begun_shows_its_first_points(tmp_path):
+    write_scalars(tmp_path / "a", curve=1, single=1)
+    with dashboard(str(tmp_path), "--port", "0") as (_, address, _):
+        (tags,) = until(lambda: ask(address, "data/plugin/scalars/tags"), len).values()
+        assert set(tags) == {"curve", "single"}
+        layout = ask(address, "data/plugin/custom_scalars/layout")
+        assert [group["title"] for group in layout["category"]] == ["group"]
+
+
+def test_a_deleted_run_disappears(tmp_path):
+    runs = [write_scalars(tmp_path / "a" / name, curve=2) for name in ("first", "second")]
+    with dashboard(str(tmp_path), "--port", "0") as (_, address, _):
+        until(lambda: ask(address, "data/runs"), lambda names: names == ["a/first", "a/second"])
+        shutil.rmtree(runs[0])
+        until(lambda: ask(address, "data/runs"), lambda names: names == ["a/second"])
+        assert ask(address, "data/plugin/scalars/tags") == {"a/second": {"curve": ANY}}
+
+
+def test_the_plain_address_leads_to_the_one_without_smoothing(make_events):
+    with dashboard(str(make_events), "--port", "0") as (_, address, _), urlopen(address, timeout=HANGS_S) as page:
+        assert page.url == f"{address}?smoothing=0"
+        assert b"<html" in page.read()
+
+
+def test_runs_of_experiments_are_shown(tmp_path):
+    experiment = tmp_path / "runs" / "mlp"
+    for name in ("baseline,seed=0", "gelu,seed=0"):
+        write_scalars(experiment / "runs" / name, curve=2)
+    (experiment / "plan.json").write_text("{}")
+    write_scalars(tmp_path / "runs" / "a" / "version_0", curve=2)
+    names = ["baseline,seed=0", "gelu,seed=0"]
+    with dashboard(str(experiment), "--port", "0") as (_, address, _):
+        until(lambda: ask(address, "data/runs"), lambda found: sorted(found) == names)
+    with dashboard(str(tmp_path / "runs"), "--port", "0") as (_, address, _):
+        expected = ["a/version_0", *(f"mlp/{name}" for name in names)]
+        until(lambda: ask(address, "data/runs"), lambda found: sorted(found) == expected)
 
 
 def test_a_run_of_a_stranger_stays_in_the_folder(make_events, tmp_path, monkeypatch):
@@ -268,8 +336,10 @@ def test_the_page_shows_the_charts(runs, browser):
             lambda: ask(address, "data/plugin/scalars/tags"),
             lambda tags: len(tags) == 2 and all("val_loss" in of_run for of_run in tags.values()),
         )
-        titles = [title for charts in LAYOUT.values() for title in charts]
-        page = browser.page_text(f"{address}#custom_scalars", [*LAYOUT, *titles, *NAMES, "Matches (4)"])
+        layout = ask(address, "data/plugin/custom_scalars/layout")
+        titles = [chart["title"] for group in layout["category"] for chart in group["chart"]]
+        page = browser.page_text(f"{address}#custom_scalars", [*MEASURED, *titles, *NAMES, "Matches (4)"])
+        assert "validation, nats/token (needs data.mixture)" not in page
         assert page.index("training and validation") < page.index("learning rate") < page.index("tokens per second")
         scalars = browser.page_text(f"{address}#timeseries", ["train_loss", "grad_norm", "learning_rate", *NAMES])
         assert "No scalar data" not in scalars

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_llm.ablate.factors import named_cells
 from lightning_llm.ablate.report.report import Report
+from lightning_llm.statistics.factorial import factorial
 from lightning_llm.statistics.verdict import Sample, verdicts
 
 FOLDER = Path(__file__).parents[2] / "docs" / "experiments"
@@ -51,6 +53,22 @@ def test_a_stored_report_is_read_and_its_pairs_give_its_verdicts_again(path):
         assert {name: getattr(row, name) for name in WORDS} == {name: getattr(found, name) for name in WORDS}
         checked += 1
     assert checked or report.kind == "stream" or not any(row.by_seed for row in report.rows)
+
+
+def test_stored_effects_of_factors_are_those_of_the_pairs_of_all_combinations():
+    reports = [report for report in map(Report.read, PATHS) if report.effects]
+    assert reports
+    for report in reports:
+        results = {row.variant: row.by_seed for row in report.of_kind("result")}
+        names = named_cells([name for name in results if "+" not in name])  # up to three factors have each alone
+        losses = {cell: [pair.variant for pair in results[name]] for cell, name in names.items() if any(cell)}
+        base = [pair.baseline for pair in next(iter(results.values()))]
+        effects = factorial({next(iter(names)): base, **losses}, alpha=report.alpha, delta=report.delta)
+        for row, effect in zip(report.effects, effects, strict=True):
+            of_row = (row.kind, row.difference, row.interval, row.sd, row.p)
+            assert of_row == (effect.kind, effect.difference, effect.interval, effect.sd, effect.p)
+            differences = [pair.difference for pair in row.by_seed]
+            assert sum(differences) / len(differences) == pytest.approx(row.difference)
 
 
 def test_a_stored_stream_that_takes_more_ideas_hides_its_pairs():

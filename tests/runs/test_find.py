@@ -121,6 +121,25 @@ def test_folders_are_searched_two_levels_down_in_the_order_of_numbers(tmp_path):
     assert said == [f"left out {tmp_path / 'runs' / 'b' / 'version_0'}: no events"]
 
 
+def test_runs_of_experiments_streams_and_ladders_are_found_where_they_are_wanted(tmp_path):
+    runs = tmp_path / "runs"
+    make(runs / "a" / "version_0")
+    experiments = [runs / "plain", runs / "stream" / "ideas" / "1-gelu", runs / "ladder" / "sizes" / "small"]
+    for folder in experiments:
+        make(folder / "runs" / "gelu,seed=0")
+        (folder / "plan.json").write_text("{}")
+    (runs / "stream" / "stream.json").write_text("{}")
+    (runs / "ladder" / "ladder.json").write_text("{}")
+    make(runs / "unmarked" / "runs" / "gelu,seed=0")
+    inner = {folder / "runs" / "gelu,seed=0" for folder in experiments}
+    assert set(run_folders(str(runs), with_experiments=True)) == {runs / "a" / "version_0", *inner}
+    assert run_folders(str(runs)) == [runs / "a" / "version_0"]  # compare and runs take each experiment alone
+    for folder in (runs / "plain", runs / "stream", runs / "ladder"):
+        deep = run_folders(str(folder), with_experiments=True)
+        assert len(deep) == 1
+        assert deep[0] in inner
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     bare = make(tmp_path / "a" / "version_0", events=False)

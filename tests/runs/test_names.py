@@ -4,7 +4,7 @@ import yaml
 
 from lightning_llm.io.untrusted import LONGEST_NAME, printable
 from lightning_llm.runs.event_files import EVENT_FILES
-from lightning_llm.runs.find import find_runs
+from lightning_llm.runs.find import Run, find_runs
 from lightning_llm.runs.names import differences, distinctions, run_names
 
 BASE = {
@@ -50,11 +50,11 @@ def test_runs_are_named_by_what_differs(tmp_path):
     ]
     assert differences(found(*folders)) == ["mlp", "schedule", "trainer.max_steps", "seed_everything"]
     assert run_names(found(*folders)) == [
-        "mlp=swiglu, schedule=null, trainer.max_steps=10, seed_everything=1",
-        "mlp=gelu, schedule=null, trainer.max_steps=10, seed_everything=1",
-        "mlp=swiglu, schedule=null, trainer.max_steps=20, seed_everything=1",
-        "mlp=swiglu, schedule=null, trainer.max_steps=10, seed_everything=2",
-        "mlp=swiglu, schedule=Constant, trainer.max_steps=10, seed_everything=1",
+        "mlp=swiglu, schedule=null, max_steps=10, seed=1",
+        "mlp=gelu, schedule=null, max_steps=10, seed=1",
+        "mlp=swiglu, schedule=null, max_steps=20, seed=1",
+        "mlp=swiglu, schedule=null, max_steps=10, seed=2",
+        "mlp=swiglu, schedule=Constant, max_steps=10, seed=1",
     ]
 
 
@@ -68,17 +68,17 @@ def test_repetitions_get_their_version_then_their_folder(tmp_path):
     other = make(tmp_path / "a" / "version_7", changed(seed_everything=2))
     same = [make(tmp_path / folder / "version_0") for folder in ("a", "b")] + [make(tmp_path / "a" / "version_1")]
     assert run_names(found(other, *same)) == [
-        "seed_everything=2",
-        "seed_everything=1 (version_0) in a",
-        "seed_everything=1 (version_0) in b",
-        "seed_everything=1 (version_1)",
+        "seed=2",
+        "seed=1 (version_0) in a",
+        "seed=1 (version_0) in b",
+        "seed=1 (version_1)",
     ]
 
 
 def test_values_of_paths_make_no_folders(tmp_path):
     first = make(tmp_path / "a" / "version_0", changed(data__path="/texts/one.txt"))
     second = make(tmp_path / "a" / "version_1", changed(data__path="/texts/two.txt"))
-    assert run_names(found(first, second)) == ["data.path=one.txt", "data.path=two.txt"]
+    assert run_names(found(first, second)) == ["path=one.txt", "path=two.txt"]
 
 
 def test_many_differences_are_told_within_a_config(tmp_path):
@@ -88,7 +88,7 @@ def test_many_differences_are_told_within_a_config(tmp_path):
         make(tmp_path / "large" / "version_0", changed(**wide)),
         make(tmp_path / "large" / "version_1", changed(**wide, seed_everything=2)),
     ]
-    assert run_names(found(*folders)) == ["small", "large: seed_everything=1", "large: seed_everything=2"]
+    assert run_names(found(*folders)) == ["small", "large: seed=1", "large: seed=2"]
 
 
 def test_a_name_with_many_options_has_the_first_ones_and_the_number_of_the_others(tmp_path):
@@ -130,24 +130,83 @@ def test_names_from_configs_lead_nowhere(tmp_path):
 
 
 def test_no_name_leads_into_another_run(tmp_path):
-    bare = make(tmp_path / "seed_everything=1" / "seed_everything=1", config=None)
+    bare = make(tmp_path / "seed=1" / "seed=1", config=None)
     one, two = make(tmp_path / "a" / "v0"), make(tmp_path / "a" / "v1", changed(seed_everything=2))
     assert run_names(found(one, two, bare)) == [
-        "seed_everything=1",
-        "seed_everything=2",
-        "seed_everything=1∕seed_everything=1 #2",
+        "seed=1",
+        "seed=2",
+        "seed=1∕seed=1 #2",
     ]
     assert run_names(found(bare, one, two)) == [
-        "seed_everything=1/seed_everything=1",
-        "seed_everything=1 #2",
-        "seed_everything=2",
+        "seed=1/seed=1",
+        "seed=1 #2",
+        "seed=2",
     ]
+
+
+def experiment(folder, *runs, mark="plan.json", seed=1):
+    """The runs of an experiment, by the names of their folders."""
+    folder.mkdir(parents=True)
+    (folder / mark).write_text("{}")
+    options = changed(seed_everything=seed)
+    return [make(folder / "runs" / run, {**options, "data": {"corpus": "stdlib", "seed": seed}}) for run in runs]
+
+
+def names_of(*folders):
+    return run_names(find_runs([str(folder) for folder in folders], EVENT_FILES, "no events", with_experiments=True))
+
+
+def test_runs_of_an_experiment_have_the_names_of_their_folders(tmp_path, monkeypatch):
+    experiment(tmp_path / "runs" / "mlp", "baseline,seed=0", "gelu,seed=0")
+    alone = ["baseline,seed=0", "gelu,seed=0"]
+    assert names_of(tmp_path / "runs") == names_of(tmp_path / "runs" / "mlp") == alone
+    monkeypatch.chdir(tmp_path / "runs" / "mlp" / "runs")
+    assert names_of(".") == alone
+    make(tmp_path / "runs" / "a" / "version_0")
+    assert names_of(tmp_path / "runs") == ["a/version_0", *(f"mlp/{name}" for name in alone)]
+    experiment(tmp_path / "runs" / "norm", "baseline,seed=0")
+    assert names_of(tmp_path / "runs" / "mlp", tmp_path / "runs" / "norm")[-1] == "norm/baseline,seed=0"
+    experiment(tmp_path / "others" / "norm", "baseline,seed=0")
+    assert names_of(tmp_path / "runs" / "norm", tmp_path / "others" / "norm") == [
+        "runs/norm/baseline,seed=0",
+        "others/norm/baseline,seed=0",
+    ]
+
+
+def test_a_folder_named_runs_without_a_plan_is_no_experiment(tmp_path):
+    runs = [make(tmp_path / "runs" / name, changed(seed_everything=n)) for n, name in enumerate("ab")]
+    assert run_names(found(*runs)) == ["seed=0", "seed=1"]
+
+
+def test_equal_seeds_are_one(tmp_path):
+    def seeded(name, weights, data):
+        config = {**changed(seed_everything=weights), "data": {"corpus": "stdlib", "seed": data}}
+        return make(tmp_path / "a" / name, config)
+
+    one, two = seeded("v1", 1, 1), seeded("v2", 2, 2)
+    assert run_names(found(one, two)) == ["seed=1", "seed=2"]
+    other_data = seeded("v3", 2, 3)
+    assert run_names(found(one, two, other_data))[2] == "data.seed=3, seed_everything=2"
+    assert run_names(found(two, other_data)) == ["data.seed=2", "data.seed=3"]
+
+
+def test_options_with_the_same_last_word_keep_all_words(tmp_path):
+    configs = [changed(model__a={"lr": n}, trainer__lr=n, trainer__max_steps=n) for n in (1, 2)]
+    runs = [make(tmp_path / "a" / f"v{n}", config) for n, config in enumerate(configs)]
+    assert run_names(found(*runs)) == ["a.lr=1, trainer.lr=1, max_steps=1", "a.lr=2, trainer.lr=2, max_steps=2"]
+
+
+def test_thousands_of_runs_get_names(tmp_path):
+    runs = [Run(tmp_path / f"{number % 3}" / f"version_{number}", {"mlp": "swiglu"}) for number in range(3000)]
+    names = run_names(runs)
+    assert len(set(names)) == 3000
+    assert names[4] == "1/version_4"
 
 
 def test_runs_without_a_config_are_named_by_their_place(tmp_path):
     bare = make(tmp_path / "by-hand" / "first", config=None)
     one, two = make(tmp_path / "a" / "version_0"), make(tmp_path / "a" / "version_1", changed(seed_everything=2))
-    assert run_names(found(bare, one, two)) == ["by-hand/first", "seed_everything=1", "seed_everything=2"]
+    assert run_names(found(bare, one, two)) == ["by-hand/first", "seed=1", "seed=2"]
 
 
 def test_options_of_a_class_that_other_runs_do_not_have_say_nothing_more(tmp_path):

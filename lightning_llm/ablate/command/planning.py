@@ -143,7 +143,8 @@ def draft_of(experiment: Experiment, stream: Path | None = None) -> CommandDraft
         other = next((each for each in asked if asked[each] == content), None)
         if other is not None and name != UNCHANGED:
             same = ", ".join(own) or "nothing"
-            raise ValueError(f"{name} equals {titled(other)}, which has the same {same}: leave it out")
+            advice = "give other factors" if experiment.factors else "leave it out"
+            raise ValueError(f"{name} equals {titled(other)}, which has the same {same}: {advice}")
         asked[name] = content
     program = CommandProgram.name
     return CommandDraft(program=program, experiment=experiment, options=asked, code=code, notes=notes)

@@ -180,7 +180,7 @@ def command_of(content: Mapping[str, Any], source: object) -> tuple[Command, str
 
 def option_named(key: str, source: object) -> str:
     """How errors name a key of an experiment: as an option, if it was given as one."""
-    option = {"variants": "vary", "unchanged": "null"}.get(key, key.replace("_", "-"))
+    option = {"variants": "vary", "factors": "factor", "unchanged": "null"}.get(key, key.replace("_", "-"))
     return f"--{option}" if source == COMMAND_LINE else f"{source}: {key}"
 
 

@@ -186,7 +186,8 @@ def read_variants(experiment: Experiment, arguments: Sequence[str], read: ReadVa
         for other in variants.values():
             if variant.options == other.options:
                 same = ", ".join(options) or "nothing"
-                raise ValueError(f"{name} equals {titled(other.name)}, which has the same {same}: leave it out")
+                advice = "give other factors" if experiment.factors else "leave it out"
+                raise ValueError(f"{name} equals {titled(other.name)}, which has the same {same}: {advice}")
         refuse_incomparable(base, variant, metrics)
         _check_grid(experiment, variant, reader, checked_values)
         variants[name] = variant

@@ -3,6 +3,7 @@
 Each function takes a row of axes and a report, so that one can be drawn on a page, in a notebook, or for a paper.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,18 @@ def differences(axes: Sequence[Any], report: ReportRecord) -> None:
     dots = "; dots: pairs" if any(row.by_seed for row in rows) else ""
     better = f"({better_sign(report)} is better{dots})"
     axes[0].set_xlabel(f"difference of {metric_in_words(report)} {better}{zone}")
+
+
+def effects(axes: Sequence[Any], report: ReportRecord) -> None:
+    """The effects of combined factors with their intervals; of interactions and the sum, no sign is an improvement."""
+    rows = report.effects
+    colors = {"main": COLORS[0], "interaction": COLORS[1], "together": COLORS[2], "sum": COLORS[3]}
+    of_rows = [dataclasses.replace(row, by_seed=[]) for row in rows]
+    draw_differences(axes[0], of_rows, {row.variant: colors[row.kind] for row in rows}, report.delta)
+    zone = "" if report.delta is None else f"; shaded: ±{report.delta:g}"
+    less = "negative" if report.higher_is_better else "positive"
+    meaning = f"effects: {better_sign(report)} is better; × and the sum: {less} is less together than apart"
+    axes[0].set_xlabel(f"contrast of {metric_in_words(report)}{zone}\n{meaning}")
 
 
 def draw_differences(axis: Any, rows: Sequence[Row], colors: dict[str, str], delta: float | None) -> None:

@@ -16,6 +16,7 @@ from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import DIFFS
 from lightning_llm.ablate.programs import program_of
+from lightning_llm.ablate.report.from_factors import effect_rows
 from lightning_llm.ablate.report.record import (
     VERSION,
     Checks,
@@ -91,9 +92,9 @@ def report_of(loaded: Loaded, *, with_curves: bool = True) -> Report:
 
 
 def _rows(loaded: Loaded) -> list[Row]:
-    """Each variant, itself with both sides tuned, its secondary metrics, and the null variant."""
+    """Rows of the effects of factors, of each variant, also tuned and by secondary metrics, and of the null variant."""
     state = loaded.state
-    rows = []
+    rows = effect_rows(loaded)
     for name in loaded.plan.experiment.variants:
         rows.append(_row(loaded, state.verdicts.get(name), BASELINE, name))
         tuned = None if state.tuned is None else state.tuned.verdicts.get(name)
@@ -125,7 +126,7 @@ def _row(loaded: Loaded, found: Verdict | None, baseline: str, variant: str) -> 
         unit=experiment.unit,
         baseline_mean=_mean(_losses(loaded, baseline)),
         mean=_mean(_losses(loaded, variant)),
-        further_pairs=None if found is None or found.has_ended else _further_pairs(loaded, found),
+        further_pairs=None if found is None or found.has_ended or experiment.factors else _further_pairs(loaded, found),
         window_error=None if found is None else _window_error(loaded, baseline, variant, seeds),
     )
 

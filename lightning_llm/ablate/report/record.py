@@ -23,7 +23,8 @@ from lightning_llm.statistics.windows import WindowError
 
 VERSION = 3
 Kind = Literal["experiment", "sizes", "stream", "table", "runs"]
-RowKind = Literal["result", "tuned", "null", "secondary", "confirmation"]
+RowKind = Literal["result", "tuned", "null", "secondary", "confirmation", "main", "interaction", "together", "sum"]
+EFFECTS = ("main", "interaction", "together", "sum")  # kinds of a factorial experiment
 NOT_TESTED = "not tested yet"
 
 
@@ -81,7 +82,9 @@ class Row(Verdict):
         baseline: Name of what it is compared with.
         kind: ``result`` for the metric that decides; ``tuned`` for the same with both sides tuned; ``null`` for the
             baseline with other initial values; ``secondary`` for a metric that decides nothing; ``confirmation`` for
-            the fresh pairs of an idea.
+            the fresh pairs of an idea. Of combined factors: ``main`` for the effect of one, on average over the others;
+            ``interaction`` for that of one with another minus without it; ``together`` for all of them; ``sum`` for
+            all of them minus the sum of each alone. A pair of these has the two sides of a seed's contrast.
         size: Of the model, in a report of several sizes; else ``None``.
         metric: Name of what is compared.
         unit: Its unit.
@@ -632,6 +635,11 @@ class ReportRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     def results(self) -> list[Row]:
         """The rows that decide, each followed by itself with both sides tuned."""
         return [row for row in self.rows if row.kind in ("result", "tuned")]
+
+    @property
+    def effects(self) -> list[Row]:
+        """The rows of effects of combined factors; none in other reports."""
+        return [row for row in self.rows if row.kind in EFFECTS]
 
     @property
     def together(self) -> float | None:

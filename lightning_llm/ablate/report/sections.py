@@ -13,7 +13,7 @@ import msgspec
 
 from lightning_llm.ablate.ratios import ratio_in_words
 from lightning_llm.ablate.report import figures, words
-from lightning_llm.ablate.report.record import ReportRecord, Row, Variant
+from lightning_llm.ablate.report.record import EFFECTS, ReportRecord, Row, Variant
 from lightning_llm.ablate.words import milliseconds, percent, signed, tested_in_words
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.training.callbacks.memory_breakdown import POINTS, difference
@@ -164,7 +164,7 @@ def _pairs_table(report: ReportRecord) -> list[Part]:
     """The values that everything else is computed from."""
     rows = [
         [
-            row.label if row.size is None else f"{row.label}, {row.size}",
+            _title_of_pairs(row),
             str(pair.seed),
             _digits(pair.baseline, 6),
             _digits(pair.variant, 6),
@@ -177,6 +177,12 @@ def _pairs_table(report: ReportRecord) -> list[Part]:
     metric = "value" if len(metrics) > 1 else report.metric
     head = ["variant", "seed", f"baseline's {metric}", f"variant's {metric}", "difference"]
     return [Table(head, rows, is_detail=True, fold="The pairs")] if rows else []
+
+
+def _title_of_pairs(row: Row) -> str:
+    if row.kind in EFFECTS:
+        return f"{row.label} ({words.OF_EFFECT[row.kind]})"
+    return row.label if row.size is None else f"{row.label}, {row.size}"
 
 
 def _footer(report: ReportRecord) -> list[str]:
@@ -212,9 +218,25 @@ def _of_experiment(report: ReportRecord) -> Document:
         "Differences from the baseline",
         [_differences_figure(report), table, *all_hold, *words.verdict_lines(report)],
     )
+    each: list[Section] = []
+    if report.effects:
+        each = [Section("Each combination against the baseline", found.parts)]
+        found = _of_effects(report)
     noise = Section("Noise", [*words.noise_lines(report), *_pairs_table(report)])
-    sections = [noise, *_tuning(report), *_curves(report), *_cost(report)]
+    sections = [*each, noise, *_tuning(report), *_curves(report), *_cost(report)]
     return Document(report.name, about, found, [section for section in sections if section.parts], _footer(report))
+
+
+def _of_effects(report: ReportRecord) -> Section:
+    """Whether factors add up: the effects in a figure, a table, and sentences."""
+    rows = report.effects
+    figure = Figure("effects", partial(figures.effects, report=report), 1.3 + 0.55 * len(rows))
+    head = ["effect", "what it is", "pairs", "difference", "interval", P_ADJUSTED, "verdict"]
+    cells = [[row.label, words.OF_EFFECT[row.kind], *_cells(row)] for row in rows]
+    for of_row in cells:
+        of_row[-1] = of_row[-1].removesuffix(" than apart")
+    table = Table(head, cells, optional=("what it is", P_ADJUSTED))
+    return Section("Do they add up?", [figure, table, *words.effect_lines(report)])
 
 
 def _what(report: ReportRecord) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from lightning_llm.ablate.words import (
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
+from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE, NO_THREE_WAY
 from lightning_llm.training.metrics import METRICS
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
@@ -42,6 +43,15 @@ ABOUT_STREAM = (
 UNFINISHED = "The experiment has not ended."
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
+OF_EFFECT = {"main": "main effect", "interaction": "interaction", "together": "together", "sum": "sum"}
+CHOSEN = (
+    "Factors that were chosen because they had won must be measured anew, with seeds that chose nothing (--first-seed "
+    "N): estimates that led to a choice are too large, so their sum is, too."
+)
+POWER_OF_EFFECTS = (
+    "An interaction takes four times the pairs of a main effect of the same size: with two factors, twice the pairs of "
+    "a plain comparison."
+)
 FEWEST_DIGITS, MOST_DIGITS = 4, 10
 
 
@@ -199,6 +209,96 @@ def share_of(row: Row) -> str:
         return ""
     is_zero = any(float(f"{value:.{metric.digits}f}") == 0 for value in (row.difference, row.baseline_mean))
     return "" if is_zero else f" ({row.difference / row.baseline_mean:+.1%})"
+
+
+# ---- combined factors
+
+
+def effect_lines(report: ReportRecord) -> list[str]:
+    """Whether factors add up, in sentences: first all of them, then each effect, and how to read their intervals."""
+    rows = report.effects
+    lines = [_together_line(report), *(effect_sentence(row) for row in rows if row.kind in ("main", "interaction"))]
+    return [*lines, *_half_lines(report), _families_line(report), CHOSEN, POWER_OF_EFFECTS]
+
+
+def _together_line(report: ReportRecord) -> str:
+    """The sentence about all factors, and the sum of each alone."""
+    together = next(report.of_kind("together"))
+    against = next(report.of_kind("sum"), None)
+    if together.difference is None:
+        return f"Together: {together.note}."
+    within = "no interval" if together.interval is None else interval_of(together)
+    clauses = [f"Together {difference_of(together)} ({within}) {together.unit}"]
+    if against is None:
+        return f"{clauses[0]}."
+    if against.difference is None:
+        return f"{clauses[0]}; the sum of each alone is not known: {against.note}."
+    alone = together.difference - against.difference
+    clauses += [f"the sum of each alone is {signed(alone, digits_of(against))}", _off(against, "the sum", "they give ")]
+    return f"{'; '.join([*clauses, *_notes(against)])}."
+
+
+def _off(row: Row, what: str, they_give: str = "") -> str:
+    """By how much effects miss their sum, as far as that is shown.
+
+    Args:
+        row: An interaction, or all against the sum.
+        what: That may be off.
+        they_give: Before a size that is shown.
+    """
+    assert row.difference is not None
+    if row.interval is None:
+        return f"{row.sentence}: no interval"
+    digits = digits_of(row)
+    if row.verdict in (LESS, MORE):
+        low, high = sorted(abs(end) for end in row.interval)
+        size = f"{abs(row.difference):.{digits}f}"
+        ends = f"({low:.{digits}f} to {high:.{digits}f})"
+        return f"{they_give}{size} {row.verdict} {ends}"
+    if row.verdict == ADD_UP:
+        return f"{row.sentence} ({interval_of(row)})"
+    return f"{row.sentence}: {what} may be off by {interval_of(row)}"
+
+
+def effect_sentence(row: Row) -> str:
+    """What was found of a main effect, or of an interaction."""
+    if row.difference is None:
+        return f"{row.label}: {row.note}."
+    within = "no interval" if row.interval is None else interval_of(row)
+    numbers = f"{difference_of(row)} ({within}) {row.unit}"
+    if row.kind == "main":
+        found = f"{row.sentence}; difference {numbers}"
+    elif row.verdict == "–":
+        found = f"{numbers}, by itself and without words"
+    else:
+        found = _off(row, "their sum")
+    return f"{row.label}: {'; '.join([found, *_notes(row)])}."
+
+
+def _notes(row: Row) -> list[str]:
+    """What a reader must know of one effect, besides what holds for all of them."""
+    return [note for note in row.note.split("; ") if note not in ("", NO_THREE_WAY)]
+
+
+def _half_lines(report: ReportRecord) -> list[str]:
+    """What a half of the combinations takes for granted."""
+    if not any(NO_THREE_WAY in row.note for row in report.effects):
+        return []
+    confounded = any(" (or " in row.variant for row in report.effects)
+    named = "; effects that it cannot tell apart share a line: one (or another)" if confounded else ""
+    return [f"Half of all combinations were trained: {NO_THREE_WAY}{named}."]
+
+
+def _families_line(report: ReportRecord) -> str:
+    """The levels of intervals, and what they hold for."""
+    levels = {}
+    for row in report.effects:
+        if row.level is not None and row.verdict != "–":
+            levels[row.kind] = percent(row.level)
+    names = {"main": "main effects", "interaction": "interactions", "together": "all together", "sum": "the sum"}
+    each = ", ".join(f"{names[kind]} {level}" for kind, level in levels.items())
+    right = percent(1 - report.alpha)
+    return f"Intervals: {each}. Each of these families is right as a whole with a probability of {right}, by itself."
 
 
 def secondary_sentence(row: Row) -> str:

@@ -20,7 +20,7 @@ from lightning_llm.training import metrics
 from lightning_llm.training.callbacks.resume_diff import ResumeDiff
 
 # Group -> chart -> the scalars in it, as regular expressions. Where it can, a chart has one curve for each run:
-# TensorBoard colors runs, not curves. All curves are in its tab of scalars.
+# TensorBoard colors runs, not curves. All curves are in its tab of scalars. A line of a title has room for 45 letters.
 LAYOUT = {
     "loss": {
         "training and validation, nats/token": [f"^{metrics.TRAIN_LOSS}$", f"^{metrics.VAL_LOSS}$"],
@@ -31,10 +31,8 @@ LAYOUT = {
         "gradient norm before clipping": [f"^{metrics.GRAD_NORM}$"],
     },
     "memory": {
-        "peak in backward, GiB (on a CPU: of the whole process)": [f"^{metrics.MEMORY}backward{metrics.PEAK}$"],
-        "saved activations at the peak, GiB (needs every_n_steps of MemoryProfiler)": [
-            f"^{metrics.MEMORY_AT_PEAK}activations_gib$"
-        ],
+        "peak in backward, GiB (CPU: whole process)": [f"^{metrics.MEMORY}backward{metrics.PEAK}$"],
+        "saved activations at the peak, GiB": [f"^{metrics.MEMORY_AT_PEAK}activations_gib$"],
     },
     "throughput": {
         "tokens per second": [f"^{metrics.TOKENS_PER_SECOND}$"],

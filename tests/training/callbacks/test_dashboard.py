@@ -36,6 +36,7 @@ def test_the_layout_puts_training_and_validation_into_one_chart(tiny):
         (group.title, chart.title): list(chart.multiline.tag) for group in layout.category for chart in group.chart
     }
     assert charts == {(group, title): tags for group, of in LAYOUT.items() for title, tags in of.items()}
+    assert max(len(title) for of in LAYOUT.values() for title in of) <= 45  # one line above a chart
     groups = {"loss", "optimization", "memory", "throughput", "recall", "loss by data source"}
     assert {group for group, _ in charts} == groups
     shown = {
