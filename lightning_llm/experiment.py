@@ -13,6 +13,7 @@ from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.report.from_folder import report_in
 from lightning_llm.ablate.report.report import Report
+from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.trust import TRUST_CODE
@@ -65,7 +66,7 @@ class Experiment:
         more += [] if workers is None else ["--workers", str(workers)]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self._asked.name}.yaml"
-            file.write_text(yaml.safe_dump(self._content, sort_keys=False), encoding="utf-8")
+            write_text(file, yaml.safe_dump(self._content, sort_keys=False))
             status, last_line = _run([*command, str(file), *more])
         if status:
             raise RuntimeError(last_line or f"lightning-llm ablate run ended with status {status}")

@@ -70,8 +70,9 @@ def fit_twice(shell, words, *more):
             server.accept()
 
 
-def compared(file):
-    return [run for group in json.loads(Path(file).read_text()) for run in group["runs"]]
+def compared(text):
+    """The run directories of a report."""
+    return [folder for variant in json.loads(text)["variants"].values() for folder in variant["folders"]]
 
 
 @pytest.mark.parametrize(("class_path", "options"), LOGGERS)
@@ -95,10 +96,8 @@ def test_each_run_has_its_own_folder_whatever_the_logger(
     assert {path.name for path in (tmp_path / "runs").iterdir()} <= {"run", "logger", "table"}
 
     capsys.readouterr()
-    assert compare.run_compare(["runs", "--json", "found.json"]) == 0
-    assert [run for group in json.loads(Path("found.json").read_text()) for run in group["runs"]] == list(
-        map(str, runs)
-    )
+    assert compare.run_compare(["runs", "--format", "json"]) == 0
+    assert compared(capsys.readouterr().out) == list(map(str, runs))
     words = ["fit", "--ckpt_path=last", "--trainer.max_steps=7", "--trainer.logger=false"]
     assert cli_main(words).trainer.run_dir == runs[1]
     assert inference.run_generate([str(runs[0]), "--prompt", "A", "--max-new-tokens", "2"]) == 0
@@ -142,5 +141,6 @@ def test_files_above_the_runs_do_not_hide_them(tiny, tmp_path, capsys):
     run = Path("runs/run/version_0")
     for name in ("config.yaml", "summary.json"):  # as versions before this one left them without a logger
         Path("runs", name).write_text((run / name).read_text())
-    assert compare.run_compare(["runs", "--json", "found.json"]) == 0
-    assert compared("found.json") == ["runs", str(run)]
+    capsys.readouterr()
+    assert compare.run_compare(["runs", "--format", "json"]) == 0
+    assert compared(capsys.readouterr().out) == ["runs", str(run)]

@@ -13,7 +13,7 @@ from lightning_llm.__main__ import TRAINER_WORDS, main
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["compare", "runs", "--json", ""], "argument --json: '' is the name of no file"),
+        (["runs", "runs", "--json", ""], "argument --json: '' is the name of no file"),
         (["generate"], "the following arguments are required: checkpoint"),
         (["generate", "x", "--top-k", "many"], "argument --top-k: invalid int value: 'many'"),
         (["prepare", "x", "--vocab", "9"], "unrecognized arguments: --vocab"),

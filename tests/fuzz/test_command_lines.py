@@ -67,7 +67,7 @@ LINES = {  # the first of each command ends well as it is
     "consolidate": [[CKPT, "--out", "made.ckpt"]],
     "dashboard": [["runs", "--port", "0"]],
     "runs": [["runs", RUN, "--json", "made.json"], ["clean", "runs", "--yes"]],
-    "compare": [["runs", RUN, "--json", "made.json"]],
+    "compare": [["runs", RUN, "--format", "json"]],
     "estimate": [
         ["-c", f"{RUN}/config.yaml", "--gpu", "rtx 4090", "--precision=bf16-true"],
         ["--config", "tiny.yaml", "--config", "small.yaml", "--vocab-size=300", "--explain", "--memory", "1GiB"],

@@ -131,10 +131,10 @@ def test_the_record_of_a_run_is_compared_or_refused(world):
 
             def act():
                 story = f"{name} with {drawn} {raw}, at {touched}:\n{content[:1500]!r}"
-                result = watch.run(["compare", "runs", "--json", "out.json"], root, work, story)
+                result = watch.run(["compare", "runs", "--format", "json"], root, work, story)
                 if result.status == 0:
                     subject.succeeded += 1
-                    watch.correct(lambda: json.loads((work / "out.json").read_text()), "compare", story)
+                    watch.correct(lambda: json.loads(result.out), "compare", story)
 
             act()
 

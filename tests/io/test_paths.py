@@ -138,7 +138,6 @@ ALLOWED = {  # where, call: why
     ("cli/standard_streams.py", "open"): "of a descriptor",
     ("cli/errors.py", "open"): "of a descriptor",
     ("ablate/hook/sitecustomize.py", "os.open"): "appended to, in a process of the user's program",
-    ("ablate/report/render.py", "TEMPLATE.read_text"): "of this package",
     ("ablate/report/render.py", "drawn.savefig"): "into a file of io.atomic",
     ("ablate/claims.py", "os.open"): "O_EXCL",
     ("ablate/claims.py", "os.fdopen"): "of a descriptor",
