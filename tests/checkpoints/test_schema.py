@@ -17,7 +17,7 @@ from lightning_llm.checkpoints.reading import (
     read_outline,
 )
 from lightning_llm.checkpoints.schema import RESUME, check_content
-from lightning_llm.cli import convert, inference
+from lightning_llm.cli import convert, evaluate, inference
 from lightning_llm.cli.train import cli_main
 from lightning_llm.optim import AdamW, Constant
 from lightning_llm.training import LanguageModel, load_checkpoint, save_checkpoint
@@ -261,7 +261,7 @@ def commands(path, options, tmp_path):
         "validate": lambda: cli_main(["validate", f"--ckpt_path={path}", *trained]),
         "init_from": lambda: cli_main(["fit", f"--model.init_from={path}", "--trainer.max_steps=1", *trained]),
         "generate": lambda: inference.run_generate([str(path), "--prompt", "A", "--max-new-tokens", "1"]),
-        "evaluate": lambda: inference.run_evaluate([str(path), "--data", text]),
+        "evaluate": lambda: evaluate.run_evaluate([str(path), "--data", text]),
         "export": lambda: convert.run_export([str(path), str(tmp_path / "out")]),
         "consolidate": lambda: convert.run_consolidate([str(path), "--out", str(tmp_path / "out")]),
     }

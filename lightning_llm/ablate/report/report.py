@@ -66,7 +66,7 @@ class Report(ReportRecord, kw_only=True, omit_defaults=True):
 
     def __str__(self) -> str:
         file = io.StringIO()
-        self.show(Console(file=file, width=COLUMNS))
+        self.show(Console(file=file, width=COLUMNS, force_jupyter=False))  # a notebook would show each line
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     __repr__ = __str__
@@ -88,7 +88,7 @@ class Report(ReportRecord, kw_only=True, omit_defaults=True):
         Args:
             console: Where to; ``None``: standard output.
         """
-        render.show(self, console or Console())
+        render.show(self, console or Console(force_jupyter=False))
 
     def to_text(self, format: str) -> str:
         """The report in one of ``FORMATS``."""
