@@ -95,6 +95,14 @@ def test_text_shows_hostile_names_as_escapes(hostile):
     assert str(hostile) == repr(hostile) == hostile.to_text("text")
 
 
+def test_text_in_a_notebook_is_one_text(monkeypatch, capsys):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # there, rich shows each line as an output of its own
+    report = verdict({"baseline": BASE, "other": BASE[::-1]})
+    assert "other" in str(report)
+    report.show()
+    assert "pairs   difference" in capsys.readouterr().out
+
+
 def test_markdown_has_the_table_and_the_sentences(hostile):
     lines = hostile.to_markdown().splitlines()
     head, rule, row, plain = (line for line in lines if line.startswith("|"))
