@@ -128,7 +128,7 @@ def test_a_run_with_packed_documents_is_planned_for_them(tiny, tmp_path, text_fi
 def test_a_run_fills_the_settings_of_its_step_as_estimate_does(tiny):
     own = {"model.architecture.mlp": "tests.training.callbacks.test_memory_profiler.OwnMLP"}
     cli = tiny("fit", **{**own, "trainer.precision": "bf16-mixed"})
-    inside = budget._task_of(cli.model, cli.datamodule, cli.trainer, None).step
+    inside = budget._space_of(cli.model, cli.datamodule, cli.trainer, None).step
     outside = read_run(RunOptions(config=[str(RUN / "config.yaml")], trust_code=True)).step
     assert inside.measured
     different = [
