@@ -46,7 +46,7 @@ METRICS = {
     SECONDS: Metric("time", "s", digits=1, is_cost=True),
     PEAK_MEMORY: Metric("peak memory", "GiB", digits=3, is_cost=True),
 }
-LOSSES = tuple(name for name, metric in METRICS.items() if not metric.is_cost)
+LOSSES = tuple(name for name, metric in METRICS.items() if not (metric.is_cost or metric.higher_is_better))
 
 
 def unit_of_metric(name: str) -> str:
