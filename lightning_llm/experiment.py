@@ -53,7 +53,7 @@ class Experiment:
     def run(self, *, workers: int | None = None) -> Report:
         """Train the runs until the verdicts, and report; what has ended before is not trained again.
 
-        Progress is printed. A run that is interrupted goes on with the next call.
+        Progress is printed. An interrupted run resumes with the next call.
 
         Args:
             workers: Parallel runs; ``None``: one per GPU or core.

@@ -82,7 +82,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class AtNoise:
-    """What a log shows if the standard deviation of one run is known.
+    """Findings of an audit at one standard deviation of one run.
 
     Attributes:
         sd: The standard deviation.
@@ -103,7 +103,7 @@ class AtNoise:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What a log can show. Printing it prints sentences.
+    """Findings of an audit of a log. Printing it prints sentences.
 
     Attributes:
         source: The file.
@@ -177,7 +177,7 @@ class Audit:
         return [low, self.noise.sd, high]
 
     def at_noise(self, sd: float) -> AtNoise:
-        """What the log shows at a standard deviation of one run.
+        """Findings at a standard deviation of one run.
 
         Args:
             sd: In the metric's unit, above 0.
@@ -374,7 +374,7 @@ def _audit(
 
 
 def lines_of(found: Audit) -> list[str]:
-    """What a log shows, and what it does not, in sentences."""
+    """Findings in sentences, with their limits."""
     parts = (_tries_lines, _keeps_lines, _gain_lines, _doubt_lines, _advice_lines)
     return [line for part in parts for line in part(found)]
 

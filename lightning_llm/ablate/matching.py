@@ -20,7 +20,7 @@ Facts = Mapping[str, Any]  # of a variant, as a plan records them
 
 
 class Matched(Protocol):
-    """What a report says of a variant, or of the baseline, for a sentence about what was matched."""
+    """Facts of a variant or of the baseline, for the sentence about matched costs."""
 
     @property
     def steps(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What an experiment will find, and what it takes: the tables before its first run. No torch."""
+"""Tables before the first run of an experiment: its power and its cost. No torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

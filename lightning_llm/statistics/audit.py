@@ -75,7 +75,7 @@ def harmonic(n: int) -> float:
 
 
 def chance_keeps(tries: int, keeps: int) -> ChanceKeeps:
-    """What chance alone keeps: the sum of independent events with probabilities 1/2, 1/3, …, 1/(n + 1).
+    """Keeps of chance alone: the sum of independent events with probabilities 1/2, 1/3, …, 1/(n + 1).
 
     Args:
         tries: Runs after the first one.

@@ -187,7 +187,7 @@ class _Rule:
         return self._judged("sum", range(self.count), apart, together, self.alpha, [self.none, *alone, self.all])
 
     def all_but_one(self) -> list[Effect]:
-        """What each factor adds to all others, and all together."""
+        """Contribution of each factor to all others, and of all together."""
         found = []
         for place in range(self.count):
             without = tuple(int(other != place) for other in range(self.count))
@@ -279,7 +279,7 @@ class _Rule:
         )
 
     def _word(self, kind: Kind, low: float, high: float) -> str:
-        """What an interval shows; one that holds 0 never shows that effects add up, unless it is inside ±delta."""
+        """Word for an interval; one that holds 0 never shows that effects add up, unless it is inside ±delta."""
         below, above = (BETTER, WORSE) if kind in ("main", "together") else (MORE, LESS)
         is_small = self.delta is not None and -self.delta < low and high < self.delta
         if is_small and kind in ("interaction", "sum"):

@@ -88,7 +88,7 @@ def power_analysis(design: Design, difference: float, sd: float) -> PowerAnalysi
 
 @dataclasses.dataclass(frozen=True)
 class FurtherPairs:
-    """How many more pairs end a comparison with a probability of 80%. ``None``: more than a thousand in all.
+    """How many more pairs end a comparison with a probability of 80%. ``None``: more than a thousand.
 
     Attributes:
         expected: If the true difference is the present one.

@@ -175,7 +175,7 @@ def _further_pairs(loaded: Loaded, found: Verdict) -> FurtherPairs | None:
 
 
 def _variant(loaded: Loaded, name: str) -> Variant:
-    """What the plan says of a variant, and what its runs and its steps took."""
+    """Facts of a variant from the plan, and the cost of its runs and steps."""
     experiment = loaded.plan.experiment
     planned = loaded.plan.variants[name]
     losses = _losses(loaded, name)

@@ -60,7 +60,7 @@ def _title(effect: Effect, factors: Sequence[str]) -> str:
 
 
 def _other_side(effect: Effect, factors: Sequence[str], *, is_last: bool) -> str:
-    """What the first value of a contrast is of."""
+    """Name of the first side of a contrast."""
     name = factors[effect.factors[-1]]
     if effect.kind == "main":
         return f"all but {name}" if is_last else f"without {name}"
@@ -98,7 +98,7 @@ def _verdict(
 
 
 def _words(effect: Effect, delta: float | None, *, is_last: bool) -> str:
-    """What an effect shows, without numbers but delta."""
+    """Finding about an effect, without numbers except delta."""
     if effect.is_three_way:
         return "shown without words"
     if effect.kind in ("interaction", "sum"):

@@ -205,7 +205,7 @@ def _minus(value: float | None) -> float | None:
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What a variant's runs share with the baseline's before the first step.
+    """Initial values that a variant's runs share with the baseline's.
 
     Attributes:
         shared: Number of parameters (tensors) with the same initial values.
@@ -233,7 +233,7 @@ class Mean(msgspec.Struct, frozen=True):
 
 
 class Variant(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What was compared, and what it costs: the baseline, a variant, or a group of runs.
+    """The baseline, a variant, or a group of runs, with its cost.
 
     Attributes:
         what: What it is, in words.
@@ -246,7 +246,7 @@ class Variant(msgspec.Struct, kw_only=True, omit_defaults=True):
         parameters: Number of parameters.
         flops_per_token: Counted FLOPs of training on a token.
         tokens_per_step: Tokens of an optimizer step.
-        facts: What a matching rule of your own compares, by name.
+        facts: Values that a custom matching rule compares, by name.
         time_ratio: Time of a step over that of the baseline's, as it was measured for ``match: time``.
         time_ratio_interval: Its 95% interval.
         solved: Value of the option that was solved for, so that costs match.
@@ -335,7 +335,7 @@ class Design(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Checks(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What an experiment says of its own noise.
+    """Checks of an experiment on its own noise.
 
     Attributes:
         replay_difference: Largest difference between a seed and the same again; ``None``: not tried.
@@ -375,7 +375,7 @@ class TunedVariant(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Tuning(msgspec.Struct, kw_only=True, frozen=True):
-    """What was tuned, and what that took.
+    """Tuned option, its grid, and the cost of tuning.
 
     Attributes:
         option: That was tuned.
@@ -393,7 +393,7 @@ class Tuning(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Spent(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the runs took, and how time and memory of a step were measured.
+    """Cost of the runs, and how time and memory of a step were measured.
 
     Attributes:
         runs: Number of runs that were trained here.
@@ -459,7 +459,7 @@ class SizeFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Predicted(msgspec.Struct, kw_only=True, frozen=True):
-    """What is predicted of a variant at a size.
+    """Prediction for a variant at a size.
 
     Attributes:
         difference: The mean.
@@ -509,7 +509,7 @@ class StoredPrediction(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Sizes(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a report of several sizes has besides its rows.
+    """Fields of a report of several sizes.
 
     Attributes:
         sizes: The smallest first.
@@ -535,7 +535,7 @@ class Sizes(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class StreamFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a report of a stream has besides its rows.
+    """Fields of a report of a stream.
 
     Attributes:
         rule: Name of the rule that adopts.

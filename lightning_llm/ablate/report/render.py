@@ -132,7 +132,7 @@ def _svg(figure: Figure) -> Any:
 
 
 def markdown(report: ReportRecord) -> str:
-    """What was found: the table and the sentences, in Markdown."""
+    """Findings in Markdown: the table and the sentences."""
     document = document_of(report)
     lines = [f"**{_in_markdown(document.title)}**", ""]
     for part in document.found.parts:

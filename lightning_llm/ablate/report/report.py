@@ -110,7 +110,7 @@ class Report(ReportRecord, kw_only=True, omit_defaults=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
     def to_markdown(self) -> str:
-        """What was found, in Markdown: the table, and a sentence for each comparison."""
+        """Findings in Markdown: the table, and a sentence for each comparison."""
         return render.markdown(self)
 
     def to_latex(self) -> str:

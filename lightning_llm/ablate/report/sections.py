@@ -56,7 +56,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """What ``draw`` draws on a row of axes.
+    """Figure that ``draw`` draws on a row of axes.
 
     Attributes:
         name: Of its files.

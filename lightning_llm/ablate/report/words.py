@@ -45,7 +45,7 @@ NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 OF_EFFECT = {"main": "main effect", "interaction": "interaction", "together": "together", "sum": "sum"}
 CHOSEN = (
-    "Factors that were chosen because they had won must be measured anew, with seeds that chose nothing (--first-seed "
+    "Factors that were chosen because they had won must be measured again, with seeds that chose nothing (--first-seed "
     "N): estimates that led to a choice are too large, so their sum is, too."
 )
 POWER_OF_EFFECTS = (
@@ -105,7 +105,7 @@ def about(report: ReportRecord) -> str:
 
 
 def descriptions(design: Design, options: Mapping[str, Mapping[str, object]], baseline: str) -> dict[str, str]:
-    """What the baseline and the variants of an experiment are: configs and text, and options that variants change.
+    """Descriptions of the baseline (its configs and text) and of the variants (the options that they change).
 
     Args:
         design: Of the experiment.
@@ -122,7 +122,7 @@ def descriptions(design: Design, options: Mapping[str, Mapping[str, object]], ba
 
 
 def direction_line(report: ReportRecord) -> str:
-    """What the sign of a difference means, and from which size on it matters."""
+    """Line about the sign of a difference, and the smallest one that matters."""
     delta = "no delta" if report.delta is None else f"delta {report.delta:g} {report.unit}"
     better = "higher values are better, so a positive one" if report.higher_is_better else "a negative one"
     other = "idea" if report.kind == "stream" else "variant"
@@ -176,7 +176,7 @@ def title_of(report: ReportRecord, row: Row) -> str:
 
 
 def sentence(row: Row, title: str, half_width: float | None = None) -> str:
-    """What was found of a row.
+    """Finding of a row.
 
     Args:
         row: Of a report.
@@ -261,7 +261,7 @@ def _off(row: Row, what: str, they_give: str = "") -> str:
 
 
 def effect_sentence(row: Row) -> str:
-    """What was found of a main effect, or of an interaction."""
+    """Finding of a main effect, or of an interaction."""
     if row.difference is None:
         return f"{row.label}: {row.note}."
     within = "no interval" if row.interval is None else interval_of(row)
@@ -276,12 +276,12 @@ def effect_sentence(row: Row) -> str:
 
 
 def _notes(row: Row) -> list[str]:
-    """What a reader must know of one effect, besides what holds for all of them."""
+    """Note about one effect that does not hold for all of them."""
     return [note for note in row.note.split("; ") if note not in ("", NO_THREE_WAY)]
 
 
 def _half_lines(report: ReportRecord) -> list[str]:
-    """What a half of the combinations takes for granted."""
+    """Assumption of a design with half of the combinations."""
     if not any(NO_THREE_WAY in row.note for row in report.effects):
         return []
     confounded = any(" (or " in row.variant for row in report.effects)

@@ -67,7 +67,7 @@ def test_the_first_sentence_says_what_is_given_together_and_what_apart(experimen
     assert any(line.startswith("a: better on average over the others; difference -0.0235 (") for line in others)
     assert any(line.startswith("a × b: 0.0130 less together than apart (") for line in others)
     assert "Intervals: main effects 97.5%, interactions 95%, all together 95%, the sum 95%." in " ".join(others)
-    assert "measured anew" in others[-2]
+    assert "measured again" in others[-2]
     assert "four times the pairs" in others[-1]
 
 
