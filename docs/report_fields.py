@@ -11,7 +11,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,11 @@ def fields_of(kind: type) -> dict[str, Any]:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """What each field means, from the docstrings of a record; of a row, of its verdict too."""
+    """Meaning of each field, from the docstrings of a record and of the classes that it extends."""
     found: dict[str, str] = {}
-    for each in (Verdict, kind) if kind is record.Row else (kind,):
+    for each in reversed(kind.__mro__):
+        if not (dataclasses.is_dataclass(each) or issubclass(each, msgspec.Struct)):
+            continue
         _, _, text = (inspect.getdoc(each) or "").partition("\nAttributes:\n")
         for name, meaning in re.findall(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", text, re.M):
             found[name] = " ".join(meaning.split())
@@ -97,7 +99,7 @@ def in_words(hint: Any) -> str:
         return " or ".join(map(in_words, inner))
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in inner)
-    if origin is list:
+    if origin in (list, Sequence):
         return f"list of {in_words(inner[0])}"
     if origin is tuple:
         return f"{len(inner)} × {in_words(inner[0])}"

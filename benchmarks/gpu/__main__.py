@@ -28,7 +28,7 @@ REQUIRED = {
     **{"torch": "torch", "lightning": "lightning", "torchmetrics": "torchmetrics", "numpy": "numpy"},
     **{"tensorboard": "tensorboard", "tokenizers": "tokenizers", "safetensors": "safetensors", "rich": "rich"},
     **{"jsonargparse": "jsonargparse[signatures]", "docstring_parser": "jsonargparse[signatures]"},
-    **{"matplotlib": "matplotlib", "scipy": "scipy", "msgspec": "msgspec"},
+    **{"matplotlib": "matplotlib", "scipy": "scipy", "msgspec": "msgspec", "jinja2": "jinja2"},
 }
 OPTIONAL = {"triton": "triton", "transformers": "transformers", "liger_kernel": "liger-kernel", "pytest": "pytest"}
 

@@ -212,8 +212,7 @@ def audit(file: str | Path, *, metric: str | None = None, noise: float | None = 
     name = _metric_column(table, metric)
     sign = -1.0 if metric is not None and metric.startswith(NEGATED) else 1.0
     runs = _runs(table, name, sign)
-    has_status = _column(table, STATUS, name) is not None
-    if has_status:
+    if _column(table, STATUS, name) is not None:
         _check_statuses(table, runs)
     known = sum(run.value is not None for run in runs)
     if known < 2:
@@ -221,11 +220,7 @@ def audit(file: str | Path, *, metric: str | None = None, noise: float | None = 
         raise ValueError(f"{table.source} has {count} with a value in {shown(name)}: an audit needs two or more")
     if known > MOST_TRIES:
         raise ValueError(f"{table.source} has {known} runs with a value, expected at most {MOST_TRIES}")
-    found = _audit(table.source, name, sign, runs, noise, has_status=has_status)
-    has_revisions = _column(table, REVISION, name) is not None
-    return dataclasses.replace(
-        found, revisions=found.revisions if has_revisions else None, missing=_missing(table, name)
-    )
+    return _audit(table, name, sign, runs, noise)
 
 
 def _check_statuses(table: Table, runs: Sequence[Try]) -> None:
@@ -312,9 +307,9 @@ def _value(table: Table, cell: object, place: str, metric: str) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _audit(
-    source: str, metric: str, sign: float, runs: Sequence[Try], noise: float | None, *, has_status: bool
-) -> Audit:
+def _audit(table: Table, metric: str, sign: float, runs: Sequence[Try], noise: float | None) -> Audit:
+    has_status = _column(table, STATUS, metric) is not None
+    has_revisions = _column(table, REVISION, metric) is not None
     groups: dict[str, list[Try]] = {}
     tries: list[tuple[Try, float]] = []  # a code that ran again is no new try
     for run in runs:
@@ -327,7 +322,7 @@ def _audit(
     repeated = {name: group for name, group in groups.items() if len(group) > 1}
     (first, best), *later = tries
     if not later:
-        raise ValueError(f"{source} has runs of one code alone ({shown(first.name)}): there is no try to audit")
+        raise ValueError(f"{table.source} has runs of one code alone ({shown(first.name)}): there is no try to audit")
     first_value = best
     last = first
     steps: list[Step] = []
@@ -343,7 +338,7 @@ def _audit(
     values = [[run.value for run in group if run.value is not None] for group in repeated.values()]
     known = KEPT | DISCARDED | FAILED | {""}
     return Audit(
-        source=source,
+        source=table.source,
         metric=metric,
         higher_is_better=sign < 0,
         tries=len(later),
@@ -365,8 +360,8 @@ def _audit(
         suspects=[run.description for run in runs if COMPARED.search(run.description)],
         has_status=has_status,
         other_statuses=list(dict.fromkeys(run.status for run in runs if run.status not in known)),
-        revisions=(first.code, last.code) if first.code and last.code else None,
-        missing=0,
+        revisions=(first.code, last.code) if has_revisions and first.code and last.code else None,
+        missing=_missing(table, metric),
     )
 
 

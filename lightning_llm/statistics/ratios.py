@@ -27,8 +27,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from lightning_llm.statistics.estimates import Estimate
+from lightning_llm.statistics.estimates import Array, Estimate
 from lightning_llm.statistics.no_spread import ROUNDING
 
 # The working rule of Cochran 1977, section 6.3: the mean length has a coefficient of variation of at most 10%
@@ -60,6 +61,25 @@ class Ratios:
         return squared_variation > LARGEST_VARIATION**2
 
 
+def residuals(values: ArrayLike, sizes: ArrayLike) -> Array:
+    """Values ``e`` of one ratio ``Σ values / Σ sizes``, one per unit, whose mean is its first-order expansion.
+
+    Args:
+        values: A finite value per unit.
+        sizes: The size of each unit, 0 or above; not all are 0.
+    """
+    y = np.asarray(values, dtype=np.float64)
+    x = np.asarray(sizes, dtype=np.float64)
+    found: Array = (y - y.sum() / x.sum() * x) / x.mean()
+    return found
+
+
+def standard_error(of_units: Array) -> float:
+    """Standard error of a ratio, or of a difference of ratios, by its :func:`residuals`: two or more."""
+    units = len(of_units)
+    return math.sqrt(float(of_units @ of_units) / (units * (units - 1)))
+
+
 def compare_ratios(
     baseline: Sequence[float], base_sizes: Sequence[float], variant: Sequence[float], sizes: Sequence[float]
 ) -> Ratios:
@@ -72,22 +92,21 @@ def compare_ratios(
         sizes: As ``base_sizes``, for ``variant``.
     """
     units = len(baseline)
-    residuals = np.zeros(units)
+    of_units = np.zeros(units)
     ratios: list[float] = []
     largest = 0.0  # of all terms: what rounding is relative to
     effective_units = math.inf
     for sign, values, weights in ((-1, baseline, base_sizes), (1, variant, sizes)):
         y = np.asarray(values, dtype=np.float64)
         x = np.asarray(weights, dtype=np.float64)
-        ratio = float(y.sum() / x.sum())
-        ratios.append(ratio)
-        residuals += sign * (y - ratio * x) / x.mean()
+        ratios.append(float(y.sum() / x.sum()))
+        of_units += sign * residuals(y, x)
         largest = max(largest, float(np.abs(y).max() / x.mean()))
         effective = round(float(x.sum() ** 2 / (x @ x)), 9)  # 4 units of one size are 4, and not 3.9999999999999996
         effective_units = min(effective_units, effective)
     difference = ratios[1] - ratios[0]
-    if units < 2 or float(np.abs(residuals).max()) <= ROUNDING * largest:
+    if units < 2 or float(np.abs(of_units).max()) <= ROUNDING * largest:
         return Ratios(difference, units, effective_units, None)
-    sd = math.sqrt(float(residuals @ residuals) / (units - 1))
+    error = standard_error(of_units)
     freedom = effective_units - 1
-    return Ratios(difference, units, effective_units, Estimate(difference, sd / math.sqrt(units), freedom, sd))
+    return Ratios(difference, units, effective_units, Estimate(difference, error, freedom, error * math.sqrt(units)))

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from lightning_llm.statistics.ratios import residuals, standard_error
 
 WINDOWS, MOST_BLOCKS = 8, 4096
 FEWEST_BLOCKS = 8  # fewer say too little about their own spread
@@ -56,12 +57,6 @@ def window_error(pairs: Sequence[tuple[Record, Record]]) -> WindowError | None:
         return None
     tokens = np.array(blocks[0][1], dtype=np.float64)  # (blocks,)
     differences = np.array([np.subtract(variant["nats"], base["nats"]) for base, variant in pairs])  # (pairs, blocks)
-    errors = [_ratio_error(nats, tokens) for nats in differences]
-    return WindowError(float(np.mean(errors)), _ratio_error(differences.mean(axis=0), tokens), len(tokens))
-
-
-def _ratio_error(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
-    """The standard error of Σ nats / Σ tokens, by the residuals of the blocks."""
-    residuals = nats - nats.sum() / tokens.sum() * tokens
-    blocks = len(tokens)
-    return float(np.sqrt(blocks / (blocks - 1) * np.square(residuals).sum()) / tokens.sum())
+    errors = [standard_error(residuals(nats, tokens)) for nats in differences]
+    mean_error = standard_error(residuals(differences.mean(axis=0), tokens))
+    return WindowError(float(np.mean(errors)), mean_error, len(tokens))

@@ -16,7 +16,7 @@ from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import DIFFS
 from lightning_llm.ablate.programs import program_of
-from lightning_llm.ablate.report.from_factors import effect_rows
+from lightning_llm.ablate.report.from_factors import design_notes, effect_rows
 from lightning_llm.ablate.report.record import (
     VERSION,
     Checks,
@@ -78,7 +78,7 @@ def report_of(loaded: Loaded, *, with_curves: bool = True) -> Report:
         has_ended=not loaded.state.needed,
         rows=_rows(loaded),
         variants=variants,
-        notes=program_of(plan).notes(loaded.results) if experiment.command is not None else [],
+        notes=[*program_of(plan).notes(loaded.results), *design_notes(len(experiment.factors))],
         design=design,
         checks=_checks(loaded),
         tuning=_tuning(loaded),

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from lightning_llm.ablate.factors import named_cells
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
-from lightning_llm.ablate.report.record import Pair, Row, row_of
+from lightning_llm.ablate.report.record import NO_VERDICT, Pair, Row, row_of
 from lightning_llm.ablate.results import Loaded, losses_of
 from lightning_llm.statistics.design import BETTER, NOT_SHOWN, UNDECIDED, WORSE
-from lightning_llm.statistics.factorial import ADD_UP, MOST_HALF, NO_THREE_WAY, Cell, Effect, factorial
+from lightning_llm.statistics.factorial import ADD_UP, MOST_COMPLETE, MOST_HALF, NO_THREE_WAY, Cell, Effect, factorial
 from lightning_llm.statistics.verdict import Verdict
 
 TIMES = " × "
@@ -59,6 +59,18 @@ def _title(effect: Effect, factors: Sequence[str]) -> str:
     return f"{own} (or {', '.join(others)})" if others else own
 
 
+def design_notes(factors: int) -> list[str]:
+    """Sentences about what a design takes for granted.
+
+    Args:
+        factors: Number of factors; 0: there are none.
+    """
+    if not MOST_COMPLETE < factors <= MOST_HALF:
+        return []
+    named = "; effects that it cannot tell apart share a line: one (or another)" if factors < MOST_HALF else ""
+    return [f"Half of all combinations were trained: {NO_THREE_WAY}{named}."]
+
+
 def _other_side(effect: Effect, factors: Sequence[str], *, is_last: bool) -> str:
     """Name of the first side of a contrast."""
     name = factors[effect.factors[-1]]
@@ -72,13 +84,10 @@ def _verdict(
     effect: Effect, effects: Sequence[Effect], lost: Mapping[str, int], *, delta: float | None, is_last: bool
 ) -> Verdict:
     """An effect as a verdict; its p is adjusted for the family of its kind."""
-    notes = [effect.note] if effect.note else []
-    if effect.is_estimated and effect.kind != "together":
-        notes.append(NO_THREE_WAY)
     family = sum(other.kind == effect.kind and not other.is_three_way for other in effects)
     tests = 1 if effect.is_three_way else family
     return Verdict(
-        verdict="–" if effect.is_three_way else UNDECIDED if effect.word == NOT_SHOWN else effect.word,
+        verdict=NO_VERDICT if effect.is_three_way else UNDECIDED if effect.word == NOT_SHOWN else effect.word,
         direction=effect.word if effect.word in (BETTER, WORSE) else NOT_SHOWN,
         sentence=_words(effect, delta, is_last=is_last),
         has_ended=True,
@@ -92,7 +101,7 @@ def _verdict(
         diverged=sum(count for name, count in lost.items() if name != BASELINE),
         baseline_diverged=lost[BASELINE],
         rule=None if effect.interval is None else "one look",
-        note="; ".join(notes),
+        note=effect.note,
         warnings=[],
     )
 

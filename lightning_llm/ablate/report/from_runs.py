@@ -19,7 +19,7 @@ from typing import Any
 from lightning_llm.ablate.experiment import ALPHA
 from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.plan import RUNS
-from lightning_llm.ablate.report.record import VERSION, Mean, Pair, Row, StepMemory, Variant, row_of
+from lightning_llm.ablate.report.record import NO_VERDICT, VERSION, Mean, Pair, Row, StepMemory, Variant, row_of
 from lightning_llm.ablate.report.report import Report
 from lightning_llm.data.validated import LIMIT, is_whole
 from lightning_llm.runs.event_files import EVENT_FILES, read_curves
@@ -38,7 +38,6 @@ OTHER_WINDOWS = (
     "data.context_length and data.global_batch_size"
 )
 CAPTURED_ALONE = "times of runs with and without trainer.capture are not compared"
-NO_VERDICT = "no verdict"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
 NO_BITS = "validation loss not compared, since the tokenizers differ and a run has no bits per byte."

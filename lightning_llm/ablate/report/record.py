@@ -16,6 +16,7 @@ import msgspec
 
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.ratios import StepCost
+from lightning_llm.ablate.tuning import Tuned
 from lightning_llm.statistics.design import NOT_SHOWN, UNDECIDED
 from lightning_llm.statistics.power import FurtherPairs
 from lightning_llm.statistics.verdict import Verdict
@@ -26,6 +27,7 @@ Kind = Literal["experiment", "sizes", "stream", "table", "runs"]
 RowKind = Literal["result", "tuned", "null", "secondary", "confirmation", "main", "interaction", "together", "sum"]
 EFFECTS = ("main", "interaction", "together", "sum")  # kinds of a factorial experiment
 NOT_TESTED = "not tested yet"
+NO_VERDICT = "no verdict"
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -293,7 +295,7 @@ class Design(msgspec.Struct, kw_only=True, omit_defaults=True):
         text: That the runs train on; empty: not known.
         validation: Which part of the validation text the metric is of; empty: not known.
         looks: Planned numbers of pairs.
-        tested_after: Numbers of pairs after which there was a look.
+        tested_after: Numbers of pairs after which there is a look: the planned ones, and those that were added.
         extensions: Pairs that were added after the last look.
         first_seed: Of the pairs.
         seeds: Of the baseline's runs.
@@ -348,30 +350,15 @@ class Checks(msgspec.Struct, kw_only=True, omit_defaults=True):
     failed_runs: dict[str, str] = {}
 
 
-class TunedVariant(msgspec.Struct, kw_only=True, frozen=True):
-    """The outcome of tuning for a variant: fields of ``ablate.tuning.Tuned``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TunedVariant(Tuned):
+    """Outcome of tuning for a variant.
 
     Attributes:
-        untuned: Its own value.
-        values: Of the grid, increasing.
-        losses: Their means over seeds; ``None``: a run failed to train.
-        best: The tuned value; ``None``: each value has a run that failed.
-        best_loss: Its mean.
-        is_bracketed: Whether a lower and a higher value are worse.
-        vertex: Where the parabola is lowest.
-        vertex_loss: The mean there.
-        vertices: Where the parabola of each seed is lowest.
+        untuned: Its own value of the option.
     """
 
     untuned: float | None
-    values: list[float]
-    losses: list[float | None]
-    best: float | None
-    best_loss: float | None
-    is_bracketed: bool
-    vertex: float | None = None
-    vertex_loss: float | None = None
-    vertices: list[float | None] = []
 
 
 class Tuning(msgspec.Struct, kw_only=True, frozen=True):

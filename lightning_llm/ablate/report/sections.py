@@ -135,29 +135,25 @@ def verdict_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
     has_sizes = any(row.size is not None for row in rows)
     are_pairs = all(row.runs_of_sides is None for row in rows)
     has_multiplier = any(row.multiplier is not None for row in rows)
-    interval = f"{percent(report.level)} interval"
+    has_p = any(row.p_adjusted is not None for row in rows) or not any(row.is_tested for row in rows)
     head = ["variant", *(["size"] if has_sizes else [])]
-    head += ["pairs" if are_pairs else "runs", "difference", interval, P_ADJUSTED, "verdict"]
-    head += ["× compute"] if has_multiplier else []
+    head += ["pairs" if are_pairs else "runs", "difference", f"{percent(report.level)} interval"]
+    head += [*([P_ADJUSTED] if has_p else []), "verdict", *(["× compute"] if has_multiplier else [])]
     cells = []
     for row in rows:
         titles = [words.title_of(report, row), *([row.size or "–"] if has_sizes else [])]
         times = "–" if row.multiplier is None else f"{row.multiplier:.2f}"
-        cells.append([*titles, *_cells(row), *([times] if has_multiplier else [])])
-    if all(row.p_adjusted is None for row in rows) and any(row.is_tested for row in rows):
-        place = head.index(P_ADJUSTED)
-        head.pop(place)
-        for row_of_cells in cells:
-            row_of_cells.pop(place)
+        cells.append([*titles, *_cells(row, has_p=has_p), *([times] if has_multiplier else [])])
     return Table(head, cells)
 
 
-def _cells(row: Row) -> list[str]:
-    """Pairs, difference, interval, adjusted p and verdict."""
+def _cells(row: Row, *, has_p: bool) -> list[str]:
+    """Pairs, difference, interval, adjusted p if there is one, and verdict."""
     if not row.is_tested:
-        return ["–"] * 5
+        return ["–"] * (4 + has_p)
     count = str(row.pairs) if row.runs_of_sides is None else " and ".join(map(str, row.runs_of_sides))
-    return [count, words.difference_of(row), words.interval_of(row), words.p_of(row), row.verdict]
+    p = [words.p_of(row)] if has_p else []
+    return [count, words.difference_of(row), words.interval_of(row), *p, words.SHORT.get(row.verdict, row.verdict)]
 
 
 def _pairs_table(report: ReportRecord) -> list[Part]:
@@ -232,9 +228,7 @@ def _of_effects(report: ReportRecord) -> Section:
     rows = report.effects
     figure = Figure("effects", partial(figures.effects, report=report), 1.3 + 0.55 * len(rows))
     head = ["effect", "what it is", "pairs", "difference", "interval", P_ADJUSTED, "verdict"]
-    cells = [[row.label, words.OF_EFFECT[row.kind], *_cells(row)] for row in rows]
-    for of_row in cells:
-        of_row[-1] = of_row[-1].removesuffix(" than apart")
+    cells = [[row.label, words.OF_EFFECT[row.kind], *_cells(row, has_p=True)] for row in rows]
     table = Table(head, cells, optional=("what it is", P_ADJUSTED))
     return Section("Do they add up?", [figure, table, *words.effect_lines(report)])
 

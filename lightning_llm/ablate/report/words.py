@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lightning_llm.ablate.matching import MATCHES
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.ratios import time_in_words
-from lightning_llm.ablate.report.record import NOT_TESTED, Design, ReportRecord, Row, Start, StoredPrediction, Variant
+from lightning_llm.ablate.report.record import NO_VERDICT, Design, ReportRecord, Row, Start, StoredPrediction, Variant
 from lightning_llm.ablate.words import (
     bounds,
     milliseconds,
@@ -23,7 +23,7 @@ from lightning_llm.ablate.words import (
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
-from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE, NO_THREE_WAY
+from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE
 from lightning_llm.training.metrics import METRICS
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
@@ -42,6 +42,7 @@ ABOUT_STREAM = (
 )
 UNFINISHED = "The experiment has not ended."
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
+SHORT = {LESS: "less together", MORE: "more together"}  # verdicts in a table
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 OF_EFFECT = {"main": "main effect", "interaction": "interaction", "together": "together", "sum": "sum"}
 CHOSEN = (
@@ -59,17 +60,23 @@ FEWEST_DIGITS, MOST_DIGITS = 4, 10
 
 
 def digits_of(row: Row) -> int:
-    """Decimal places of a row's numbers: those of its metric; of an unknown one, two significant digits of its error.
+    """Decimal places of a row's numbers: those of its loss, else enough for two significant digits of its error.
 
-    A metric of another program may be of any size, so its digits follow the interval, else the difference.
+    A cost, or a metric of another program, may be of any size, so its digits follow the interval, else the difference.
     """
-    if row.metric in METRICS:
-        return METRICS[row.metric].digits
-    scale = (row.interval[1] - row.interval[0]) / 2 if row.interval else abs(row.difference or 0.0)
+    known = METRICS.get(row.metric)
+    if known is not None and not known.is_cost:
+        return known.digits
+    fewest = FEWEST_DIGITS if known is None else known.digits
+    scale = 0.0 if row.interval is None else (row.interval[1] - row.interval[0]) / 2
+    if row.interval is None and known is None:  # of a cost, a single difference says little
+        scale = abs(row.difference or 0.0)
     if not scale or not math.isfinite(scale):
-        return FEWEST_DIGITS
+        return fewest
     digits = 1 - math.floor(math.log10(scale))
-    return max(0, min(MOST_DIGITS, digits if scale >= 1 else max(FEWEST_DIGITS, digits)))
+    if known is None and scale >= 1:
+        return max(0, digits)
+    return min(MOST_DIGITS, max(fewest, digits))
 
 
 def difference_of(row: Row) -> str:
@@ -184,7 +191,7 @@ def sentence(row: Row, title: str, half_width: float | None = None) -> str:
         half_width: Of the interval that ends the comparison; ``None``: a verdict does.
     """
     title = title if row.size is None else f"{title} at {row.size}"
-    if row.note == NOT_TESTED:
+    if not row.is_tested:
         return f"{title}: {row.note}."
     clauses = [f"{title}: {row.sentence}"]
     if row.difference is not None:
@@ -218,7 +225,7 @@ def effect_lines(report: ReportRecord) -> list[str]:
     """Whether factors add up, in sentences: first all of them, then each effect, and how to read their intervals."""
     rows = report.effects
     lines = [_together_line(report), *(effect_sentence(row) for row in rows if row.kind in ("main", "interaction"))]
-    return [*lines, *_half_lines(report), _families_line(report), CHOSEN, POWER_OF_EFFECTS]
+    return [*lines, _families_line(report), CHOSEN, POWER_OF_EFFECTS]
 
 
 def _together_line(report: ReportRecord) -> str:
@@ -235,7 +242,7 @@ def _together_line(report: ReportRecord) -> str:
         return f"{clauses[0]}; the sum of each alone is not known: {against.note}."
     alone = together.difference - against.difference
     clauses += [f"the sum of each alone is {signed(alone, digits_of(against))}", _off(against, "the sum", "they give ")]
-    return f"{'; '.join([*clauses, *_notes(against)])}."
+    return f"{'; '.join([*clauses, *filter(None, [against.note])])}."
 
 
 def _off(row: Row, what: str, they_give: str = "") -> str:
@@ -268,32 +275,18 @@ def effect_sentence(row: Row) -> str:
     numbers = f"{difference_of(row)} ({within}) {row.unit}"
     if row.kind == "main":
         found = f"{row.sentence}; difference {numbers}"
-    elif row.verdict == "–":
+    elif row.verdict == NO_VERDICT:
         found = f"{numbers}, by itself and without words"
     else:
         found = _off(row, "their sum")
-    return f"{row.label}: {'; '.join([found, *_notes(row)])}."
-
-
-def _notes(row: Row) -> list[str]:
-    """Note about one effect that does not hold for all of them."""
-    return [note for note in row.note.split("; ") if note not in ("", NO_THREE_WAY)]
-
-
-def _half_lines(report: ReportRecord) -> list[str]:
-    """Assumption of a design with half of the combinations."""
-    if not any(NO_THREE_WAY in row.note for row in report.effects):
-        return []
-    confounded = any(" (or " in row.variant for row in report.effects)
-    named = "; effects that it cannot tell apart share a line: one (or another)" if confounded else ""
-    return [f"Half of all combinations were trained: {NO_THREE_WAY}{named}."]
+    return f"{row.label}: {'; '.join(filter(None, (found, row.note)))}."
 
 
 def _families_line(report: ReportRecord) -> str:
     """The levels of intervals, and what they hold for."""
     levels = {}
     for row in report.effects:
-        if row.level is not None and row.verdict != "–":
+        if row.level is not None and row.verdict != NO_VERDICT:
             levels[row.kind] = percent(row.level)
     names = {"main": "main effects", "interaction": "interactions", "together": "all together", "sum": "the sum"}
     each = ", ".join(f"{names[kind]} {level}" for kind, level in levels.items())

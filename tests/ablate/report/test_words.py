@@ -79,9 +79,18 @@ def test_digits_without_an_interval_are_those_of_the_difference_and_of_a_known_m
     assert (single.interval, digits_of(single)) == (None, 5)
     assert digits_of(row("score", [1.0, 1.0], [1.0, 1.0])) == 4
     assert digits_of(row("score", [1.0], [math.nan])) == 4
-    assert digits_of(row("seconds", BASE, OWN)) == 1
-    assert digits_of(row("peak_memory_gib", BASE, OWN)) == 3
+    assert digits_of(row("seconds", [1.0], [1.00012345])) == 1
+    assert digits_of(row("peak_memory_gib", [1.0], [1.00012345])) == 3
     assert digits_of(row("val_loss", BASE, OWN)) == 4
+
+
+@pytest.mark.parametrize(
+    ("scale", "digits", "difference"), [(1.0, 2, "+0.12"), (1e-3, 5, "+0.00013"), (1e2, 1, "+12.5")]
+)
+def test_digits_of_a_cost_show_its_error(scale, digits, difference):
+    found = row("seconds", [scale * value for value in BASE], [scale * value for value in OWN])
+    assert digits_of(found) == digits
+    assert difference_of(found) == difference
 
 
 def test_a_cost_has_a_percentage_and_a_loss_has_none():
