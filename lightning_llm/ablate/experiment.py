@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from lightning_llm.ablate.command.spec import COMMAND_LINE, Command, Tree, command_of, option_named
 from lightning_llm.ablate.command.spec import KEYS as OF_COMMAND
-from lightning_llm.ablate.factors import MOST_NULL, PAIRS, read_factors, variants_of
+from lightning_llm.ablate.factors import MOST_NULL, PAIRS, Factor, names_revision, read_factors, trees_of, variants_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Time, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NEGATED, NULL
 from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
@@ -82,7 +82,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Of the experiment.
         variants: The options of each, by name.
-        factors: The options of each factor by name, if the variants are their combinations; else none.
+        factors: Options or revision of each factor by name, if the variants are their combinations; else none.
         metric: Lower is better: ``val_loss`` (nats per token) or another of ``METRICS``, of a run's summary; of a
             command any name, and with a minus before it, higher is better.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
@@ -104,7 +104,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     variants: Mapping[str, Options]
-    factors: Mapping[str, Options] = {}
+    factors: Mapping[str, Factor] = {}
     metric: str = METRICS[0]
     delta: float | None = DELTA
     alpha: float = ALPHA
@@ -231,6 +231,7 @@ _TUNED = check(
 )
 _FACTORS = check("at least three increasing numbers above 0, each at least 1% above the one before", _are_factors)
 _OPTIONS = check("options by dotted name", has_names)
+_FACTOR = check("options by dotted name, or @ and a revision", lambda value: has_names(value) or names_revision(value))
 _NUMBER = check("a number above 0 and below a million", lambda value: type(value) in (int, float) and 0 < value < 1e6)
 ALPHA_RANGE = check("a number above 0 and below 0.5", lambda value: type(value) is float and 0 < value < 0.5)
 _LOOKS = check(f"at most {MOST_LOOKS} increasing numbers of pairs, such as {list(LOOKS)}", _are_looks)
@@ -276,7 +277,7 @@ _FILE = record(
     {
         "baseline": _texts,
         "variants": by_name(_OPTIONS),
-        "factors": by_name(_OPTIONS),
+        "factors": by_name(_FACTOR),
         "command": TEXT,
         "option": TEXT,
         "read": _read_in_file,
@@ -378,13 +379,20 @@ def _variants(content: Mapping[str, Any], source: object) -> tuple[dict[str, Opt
     if not given:
         accepted = "variants, factors, against (a revision), revisions (several) or unchanged (the same twice)"
         raise ValueError(f"{source}: nothing is compared: give {accepted}")
+    factors = _factors(content, source)
+    against = str(content.get("against", ""))
+    if given == ["factors", "against"] and (trees := trees_of(factors, against)):
+        return variants_of(factors), trees
     if len(given) > 1:
         listed = " and ".join(option_named(key, source) for key in given)
         raise ValueError(f"{listed} say what is compared in two ways: give one")
     if "variants" in content:
         return {variant: flat_options(options) for variant, options in content["variants"].items()}, {}
-    if "factors" in content:
-        return variants_of(_factors(content, source)), {}
+    if factors:
+        if revision := next((factor for factor in factors.values() if isinstance(factor, str)), None):
+            advice = f"give {option_named('against', source)} REV too, the code that it changes"
+            raise ValueError(f"{option_named('factors', source)} has the revision {revision}: {advice}")
+        return variants_of(factors), {}
     if content.get("unchanged"):
         return {UNCHANGED: {}}, {}
     revisions = content.get("revisions") or [content["against"], ""]
@@ -399,7 +407,7 @@ def _variants(content: Mapping[str, Any], source: object) -> tuple[dict[str, Opt
     }
 
 
-def _factors(content: Mapping[str, Any], source: object) -> dict[str, Options]:
+def _factors(content: Mapping[str, Any], source: object) -> dict[str, Factor]:
     """The factors, if there are any."""
     if "factors" not in content:
         return {}

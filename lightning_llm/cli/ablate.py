@@ -93,8 +93,8 @@ def _options(parser: OneLineParser) -> None:
         add = parser_of_plan.add_argument
         add("--baseline", nargs="+", metavar="CONFIG", help="without FILE: configs of the baseline")
         add_variants(parser_of_plan, "without FILE: a variant; repeatable")
-        about = "without FILE: a change that is combined with others, to see whether they add up; repeatable"
-        add("--factor", action="append", default=[], metavar="NAME:OPTION=VALUE", help=about)
+        about = "without FILE: a change, OPTION=VALUE or @REV, that is combined with others; repeatable"
+        add("--factor", action="append", default=[], metavar="NAME:CHANGE", help=about)
         add("--name", help="name of the experiment (default: that of FILE)")
         add("--out", metavar="DIR", help="folder of the experiment (default: runs/NAME)")
         add("--pairs", type=int, metavar="N", help="maximum number of pairs")

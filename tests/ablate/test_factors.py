@@ -16,6 +16,7 @@ from lightning_llm.ablate.next_runs import RunKey, state_of
 MLP, NORM, THETA = (f"model.architecture.{name}" for name in ("mlp", "qk_norm", "rope_theta"))
 FACTORS = {"swiglu": {MLP: "swiglu"}, "qk": {NORM: True, THETA: 500}}
 BASE = {"baseline": "a.yaml", "factors": FACTORS}
+COMMAND = {"baseline": None, "command": "true {seed} {options}", "read": "loss {number}"}
 
 
 def asked(source="f.yaml", **keys):
@@ -68,16 +69,34 @@ def test_names_of_cells_join_those_of_factors():
 def test_words_of_the_command_line_with_one_name_are_options_of_one_factor():
     words = [f"swiglu:{MLP}=swiglu", f"qk:{NORM}=true", f"qk:{THETA}=a:b=c"]
     assert factors_in(words) == {"swiglu": {MLP: "swiglu"}, "qk": {NORM: "true", THETA: "a:b=c"}}
+    assert factors_in(["a:@x=1", "b:lr=@2"]) == {"a": "@x=1", "b": {"lr": "@2"}}
+
+
+def test_revisions_of_factors_are_merged_into_the_one_that_they_change():
+    keys = {"command": "true {seed} {options}", "read": "loss {number}", "against": "main"}
+    found = experiment_of({**keys, "factors": {"a": "@idea", "b": {"lr": 3}, "c": "@fix"}}, "f.yaml", "f")
+    assert found.variants == {name: {"lr": 3} if "b" in name else {} for name in found.variants}
+    revisions = {"a": "idea", "c": "fix"}
+    merged = {name: tuple(revisions[part] for part in name.split("+") if part in revisions) for name in found.variants}
+    trees = found.command.trees
+    assert {name: (tree.revision, tree.merged) for name, tree in trees.items()} == {
+        BASELINE: ("main", ()),
+        **{name: ("main", each) for name, each in merged.items()},
+    }
+    assert (trees["b"].name, trees["a+b+c"].name) == ("main", "main + idea + fix")
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["a"], "--factor 'a' must be NAME:OPTION=VALUE, such as swiglu:model"),
+        (["a"], "--factor 'a' must be NAME:OPTION=VALUE or NAME:@REV, such as swiglu:model"),
         (["a:b"], "--factor 'a:b' must be NAME:OPTION=VALUE"),
         ([":b=1"], "must be NAME:OPTION=VALUE"),
         (["b=1"], "must be NAME:OPTION=VALUE"),
-        (["a:@HEAD~1"], "--factor 'a:@HEAD~1' is a revision, .* with --against or --revisions"),
+        (["a:@"], "--factor 'a:@' must be NAME:OPTION=VALUE or NAME:@REV"),
+        (["a:@HEAD", "a:@HEAD~1"], "--factor a is given twice: a revision is a factor of its own"),
+        (["a:@HEAD", "a:x=1"], "--factor a is given twice"),
+        (["a:x=1", "a:@HEAD"], "--factor a is given twice"),
         (["a:x=1", "a:x=2"], "--factor a has x twice"),
     ],
 )
@@ -101,6 +120,13 @@ def test_a_factor_that_is_none(words, problem):
         ({"factors": {"baseline": {MLP: "relu"}, "b": {NORM: True}}}, "the factor 'baseline' must be"),
         ({"factors": {"a": {}, "b": {NORM: True}}}, "the factor a changes nothing: give it an option"),
         ({"factors": {f"f{n}": {f"model.x{n}": 1} for n in range(13)}}, "has 13 factors, expected at most 12"),
+        (
+            {"factors": {"a": "idea", "b": {NORM: True}}},
+            "factors.a is 'idea', expected options by dotted name, or @ and",
+        ),
+        ({"factors": {"a": "@x", "b": "@x"}, **COMMAND}, "a and b are @x: factors need revisions of their own"),
+        ({"factors": {"a": "@x", "b": "@y"}, **COMMAND}, "factors has the revision @x: give f.yaml: against REV too"),
+        ({"against": "main", **COMMAND}, "factors and f.yaml: against say what is compared in two ways"),
         ({"variants": {"x": {MLP: "gelu"}}}, "variants and f.yaml: factors say what is compared in two ways"),
         ({"looks": [8, 12]}, "factors with f.yaml: looks: combinations of factors have a fixed number of pairs"),
         ({"half_width": 0.01}, "factors with f.yaml: half_width"),

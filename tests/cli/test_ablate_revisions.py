@@ -113,6 +113,74 @@ def test_the_working_tree_is_compared_and_nothing_of_the_user_s_is_touched(his, 
     assert trees() == []
 
 
+@pytest.fixture
+def parts(his):
+    """Branches that change a gain each, of files of their own; the loss has an interaction of both."""
+    files = {"one.py": "GAIN = 0", "two.py": "GAIN = 0"}
+    train = """
+import argparse, random
+import one, two
+parser = argparse.ArgumentParser()
+parser.add_argument("seed", type=int)
+parser.add_argument("--lr", type=float, default=0)
+given = parser.parse_args()
+gain = one.GAIN + two.GAIN - one.GAIN * two.GAIN + given.lr
+print("val loss", random.Random(given.seed).gauss(3, 0.1) - gain * (1 + given.seed / 1000))
+"""
+    commit(his, {"train.py": train, **files})
+    for name, gain in (("one", 0.5), ("two", 0.25)):
+        git(his, "checkout", "--quiet", "-b", name, "main")
+        commit(his, {f"{name}.py": f"GAIN = {gain}"})
+    git(his, "checkout", "--quiet", "main")
+    return his
+
+
+def test_factors_that_are_revisions_are_merged(parts, compare):
+    before = content_of(parts)
+    factors = [f"--factor={factor}" for factor in ("one:@one", "two:@two", "fast:lr=0.125")]
+    words = {"command": f"{PYTHON} train.py {{seed}} {{options}}", "against": ("--against", "main")}
+    status, out, _ = compare(*factors, pairs=4, **words)
+    assert status == 0
+    assert content_of(parts, ["runs"]) == before
+    gains = {"baseline": 0, "one": 0.5, "two": 0.25, "one+two": 0.625}
+    gains |= {"fast" if name == "baseline" else f"{name}+fast": gain + 0.125 for name, gain in gains.items()}
+    assert losses() == expected(gains, pairs=4)
+    assert "one × two: 0.1252 less together than apart (" in out
+    assert "one × fast: whether they add up is not shown" in out
+    assert "\ntwo+fast: main + two (" in out
+    assert "\nfast: lr=0.125\n" in out
+    assert sorted(path.name for path in (OUT / "diffs").glob("*+*.patch")) == [
+        *("one+fast.patch", "one+two+fast.patch", "one+two.patch", "two+fast.patch"),
+    ]
+    assert not (OUT / "diffs" / "fast.patch").exists()
+    report = Report.read(OUT)
+    assert report.design.revisions["one+two"].startswith("main + one + two (")
+    assert trees() == []
+
+
+def test_factors_that_conflict_are_one_line_and_leave_nothing(parts, compare):
+    git(parts, "checkout", "--quiet", "-b", "other", "main")
+    commit(parts, {"one.py": "GAIN = 0.75"})
+    factors = ["--factor=one:@one", "--factor=other:@other"]
+    status, _, err = compare(*factors, against=("--against", "main"))
+    assert status == 2
+    assert the_line(err).startswith("'other' conflicts with 'main' and 'one' in one.py: merge them by hand")
+    assert not OUT.exists()
+
+
+def test_factors_need_the_revision_that_they_change(parts, compare):
+    factors = ["--factor=one:@one", "--factor=two:@two"]
+    status, _, err = compare(*factors, against=())
+    assert status == 2
+    assert "--factor has the revision @one: give --against REV too, the code that it changes" in the_line(err)
+
+
+def test_a_factor_without_a_change_is_one_line(parts, compare):
+    status, _, err = compare("--factor=one:@one", "--factor=two:@main", against=("--against", "main"))
+    assert status == 2
+    assert "main + main has no difference from main" in the_line(err)
+
+
 def test_a_killed_command_leaves_nothing_behind_and_continues(his, tmp_path, compare):
     code = """
 import os, sys, time

@@ -194,9 +194,11 @@ class CommandProgram(Program):
         """Whether the code of a revision may not be used at all: nothing is imported, and nothing differs."""
         seed = self.plan.experiment.first_seed
         base = results.get(RunKey(BASELINE, seed))
-        for name in self.command.trees:
+        trees = self.command.trees
+        changed = [name for name, tree in trees.items() if tree.hash != trees[BASELINE].hash]
+        for name in changed:
             other = results.get(RunKey(name, seed))
-            if name == BASELINE or base is None or other is None or other.summary.get("imports_tree"):
+            if base is None or other is None or other.summary.get("imports_tree"):
                 continue
             output = other.summary.get("output")  # of a resumed run none
             if output is not None and output == base.summary.get("output"):

@@ -14,7 +14,7 @@ from lightning_llm.ablate.command.spec import Command, Tree
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.plan import DIFFS
 from lightning_llm.ablate.trees.folders import Folders
-from lightning_llm.ablate.trees.problems import WORKING_TREE, problems
+from lightning_llm.ablate.trees.problems import problems
 from lightning_llm.ablate.trees.repository import Repository
 from lightning_llm.ablate.trees.store import Trees
 from lightning_llm.io.atomic import atomic_file, remove_path, write_text
@@ -95,6 +95,8 @@ def _link(repository: Repository, link: str) -> str:
 def _looked_up(trees: Trees, tree: Tree) -> Tree:
     if tree.hash:
         return tree
+    if tree.merged:
+        return replace(tree, hash=trees.merged(tree.revision, tree.merged))
     if not tree.revision:
         return replace(tree, hash=trees.snapshot())
     return replace(tree, hash=trees.tree_of(tree.revision), commit=trees.commit_of(tree.revision))
@@ -107,10 +109,10 @@ def _compared(trees: Trees, command: Command, found: dict[str, Tree]) -> Iterato
         ValueError: A comparison would be wrong.
     """
     base = found[BASELINE]
-    for name, tree in found.items():
-        if name == BASELINE:
+    for tree in found.values():
+        if tree.name == base.name:  # the baseline, and combinations of factors that are options
             continue
-        sides = {"old_name": base.revision or WORKING_TREE, "new_name": tree.revision or WORKING_TREE}
+        sides = {"old_name": base.name, "new_name": tree.name}
         words = [*command.words, *command.setup]
         lines = problems(trees, base.hash, tree.hash, **sides, has_setup=bool(command.setup), command=words)
         if lines.errors:
@@ -124,7 +126,7 @@ def write_diffs(command: Command, out: Path) -> None:
     base = command.trees[BASELINE]
     (out / DIFFS).mkdir(exist_ok=True)
     for name, tree in command.trees.items():
-        if name != BASELINE:
+        if tree.hash != base.hash:
             with atomic_file(out / DIFFS / f"{name}.patch") as file:
                 file.write(trees.patch(base.hash, tree.hash))
             write_text(out / DIFFS / f"{name}.stat", trees.stat(base.hash, tree.hash))

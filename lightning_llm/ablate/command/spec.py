@@ -9,6 +9,7 @@ import msgspec
 
 from lightning_llm.ablate.command import template
 from lightning_llm.ablate.command.reading import Pattern
+from lightning_llm.ablate.trees.problems import WORKING_TREE
 from lightning_llm.io.units import duration
 from lightning_llm.io.untrusted import shown
 
@@ -40,17 +41,24 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hash: Of git's tree; empty: it is not looked up yet.
         revision: As the user named it; empty: the working tree.
-        commit: Of the revision; empty: the working tree.
+        commit: Of the revision; empty: the working tree, or several merged.
+        merged: Further revisions, which are merged into it.
     """
 
     hash: str = ""
     revision: str = ""
     commit: str = ""
+    merged: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """Its name for a reader."""
-        return f"{self.revision} ({self.commit[:12]})" if self.revision else f"the working tree ({self.hash[:12]})"
+        return f"{self.name} ({(self.commit or self.hash)[:12]})"
+
+    @property
+    def name(self) -> str:
+        """The revisions that it is of, as the user named them."""
+        return " + ".join([self.revision or WORKING_TREE, *self.merged])
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

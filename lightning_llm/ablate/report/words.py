@@ -124,7 +124,10 @@ def descriptions(design: Design, options: Mapping[str, Mapping[str, object]], ba
     found = {baseline: " ".join(filter(None, base))}
     for name, changed in options.items():
         words = [word.removeprefix("--") for word in command_line_of(changed)]
-        found[name] = ", ".join(words) or design.revisions.get(name) or ("the same" if design.command else "")
+        code = design.revisions.get(name, "")
+        if code and code != design.revisions.get(baseline):
+            words.insert(0, code)
+        found[name] = ", ".join(words) or ("the same" if design.command else "")
     return {name: what or "see the plan" for name, what in found.items()}
 
 
@@ -254,8 +257,8 @@ def _off(row: Row, what: str, they_give: str = "") -> str:
         they_give: Before a size that is shown.
     """
     assert row.difference is not None
-    if row.interval is None:
-        return f"{row.sentence}: no interval"
+    if row.interval is None:  # the note says why
+        return row.sentence
     digits = digits_of(row)
     if row.verdict in (LESS, MORE):
         low, high = sorted(abs(end) for end in row.interval)

@@ -38,7 +38,17 @@ _KEPT = re.compile(r"GIT_(CONFIG_.*|EXEC_PATH|CEILING_DIRECTORIES|DISCOVERY_ACRO
 
 
 class GitError(ValueError):
-    """A git command failed. The message is one line."""
+    """A git command failed. The message is one line.
+
+    Attributes:
+        status: Its exit status; ``None``: it did not end by itself.
+        output: What it printed on standard output.
+    """
+
+    def __init__(self, message: str, status: int | None = None, output: bytes = b"") -> None:
+        super().__init__(message)
+        self.status = status
+        self.output = output
 
 
 def git(
@@ -82,7 +92,8 @@ def git(
     if process.returncode:
         lines = os.fsdecode(process.stderr).splitlines()
         text = "; ".join(line for line in lines if not line.startswith(("hint:", "warning:")))
-        raise GitError(f"git {words[0]} failed in {folder}: {printable(text)[:400] or process.returncode}")
+        problem = f"git {words[0]} failed in {folder}: {printable(text)[:400] or process.returncode}"
+        raise GitError(problem, process.returncode, process.stdout)
     return process.stdout
 
 

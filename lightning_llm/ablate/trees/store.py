@@ -189,6 +189,37 @@ class Trees:
         """
         return self._resolve(revision, "tree")
 
+    def merged(self, revision: str, others: Sequence[str]) -> str:
+        """The hash of the tree of a revision into which others are merged, one after the other.
+
+        Each is merged as ``git merge`` would, from the last commit that both have in common, but without the merge
+        drivers of the user's configuration, which are programs.
+
+        Raises:
+            ValueError: One of them is not the name of a commit, or two of them change the same lines.
+        """
+        shallow = self._common / "shallow"
+        if shallow.is_file():  # where the history of a shallow clone ends
+            write_text(self.store / "shallow", read_bytes(shallow, LARGEST_INDEX).decode())
+        commit = self.commit_of(revision)
+        tree = self.tree_of(revision)
+        for place, other in enumerate(others):
+            its_commit = self.commit_of(other)
+            try:
+                words = ("--write-tree", "--name-only", "--no-messages", "-z")
+                tree = names_in(self.in_store("merge-tree", *words, commit, its_commit))[0]
+            except GitError as error:
+                if error.status != 1:
+                    problem = f"{shown(other)} cannot be merged with {shown(revision)}, which takes git 2.38 or later"
+                    raise ValueError(f"{problem}: {error}") from None
+                files = listed(names_in(error.output)[1:]) or "the same folder"
+                before = " and ".join(map(shown, (revision, *others[:place])))
+                advice = "merge them by hand into a branch, and compare it with --revisions"
+                raise ValueError(f"{shown(other)} conflicts with {before} in {files}: {advice}") from None
+            message = f"{other} merged"
+            commit = text_of(self.in_store("commit-tree", "-p", commit, "-p", its_commit, "-m", message, tree))
+        return tree
+
     def _resolve(self, revision: str, kind: str) -> str:
         with suppress(GitError):
             if revision.strip() and not revision.startswith("-") and "\0" not in revision:

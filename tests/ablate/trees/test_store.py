@@ -182,6 +182,67 @@ def test_revisions(his, ours):
     assert trees.tree_of("HEAD") == trees.snapshot() == git(his, "rev-parse", "HEAD:")
 
 
+@pytest.fixture
+def branches(his):
+    """Branches from the first of two commits: ``width`` and ``lr`` change a line each, ``clash`` the same as ``lr``."""
+    for name, files in {
+        "width": {"src/model.py": "width = 9\n"},
+        "lr": {"lr.py": "a\n"},
+        "clash": {"lr.py": "b\n"},
+    }.items():
+        git(his, "checkout", "--quiet", "-b", name, "HEAD" if name == "width" else "width~1")
+        commit(his, files, name)
+    git(his, "checkout", "--quiet", "main")
+    commit(his, {"main.py": "newer"})
+    return his
+
+
+def test_branches_are_merged_as_git_does_and_nothing_of_the_user_s_is_written(branches, ours):
+    trees = ours()
+    tree = trees.merged("main", ["width", "lr"])
+    assert trees.changed_files(trees.tree_of("main"), tree) == ["lr.py", "src/model.py"]
+    assert trees.merged("main", ["lr", "width"]) == tree
+    assert trees.merged("main", []) == trees.tree_of("main")
+    assert trees.merged("main", ["main~1"]) == trees.tree_of("main")
+
+
+def test_branches_that_change_the_same_lines_are_one_line(branches, ours):
+    with pytest.raises(
+        ValueError, match=r"^'clash' conflicts with 'main' and 'width' and 'lr' in lr\.py: merge them by"
+    ):
+        ours().merged("main", ["width", "lr", "clash"])
+    with pytest.raises(ValueError, match=r"^'nothing' is not a revision of"):
+        ours().merged("main", ["width", "nothing"])
+
+
+def test_a_merge_runs_no_driver_of_the_user_s(branches, ours, tmp_path):
+    git(branches, "config", "merge.mine.driver", f"touch {tmp_path / 'driver-ran'}")
+    put(branches, {".git/info/attributes": "*.py merge=mine\n"})
+    with pytest.raises(ValueError, match="conflicts"):
+        ours().merged("main", ["lr", "clash"])
+    assert not (tmp_path / "driver-ran").exists()
+
+
+def test_histories_without_a_common_commit_are_one_line(branches, ours):
+    git(branches, "checkout", "--quiet", "--orphan", "other")
+    commit(branches, {"other.py": "1"})
+    git(branches, "checkout", "--quiet", "main")
+    with pytest.raises(
+        ValueError, match=r"^'other' cannot be merged with 'main', which takes git 2.38 .*: git merge-tree"
+    ):
+        ours().merged("main", ["other"])
+
+
+def test_branches_of_a_shallow_clone_are_merged(branches, ours, tmp_path):
+    clone = tmp_path / "shallow"
+    git(tmp_path, "clone", "--quiet", "--depth=2", "--no-single-branch", f"file://{branches}", str(clone))
+    for name in ("width", "lr"):
+        git(clone, "branch", name, f"origin/{name}")
+    trees = ours(clone)
+    tree = trees.merged("main", ["width", "lr"])
+    assert trees.changed_files(trees.tree_of("main"), tree) == ["lr.py", "src/model.py"]
+
+
 def test_a_store_whose_repository_is_gone_is_one_line(his, tmp_path):
     Trees.make(Repository.of(his), tmp_path / "trees", [])
     his.rename(tmp_path / "moved")
