@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lightning_llm.ablate.e_process import evidence_of
+from lightning_llm.ablate.idea_runs import evidence_of
 from lightning_llm.ablate.plan import Plan
 from lightning_llm.ablate.results import losses_of, results_of
 from lightning_llm.ablate.stream import FIRST, Stream, stop_of

@@ -6,7 +6,7 @@ matters.
 
 :class:`Experiment` is the only description of one: what a file says becomes one, a plan holds it, and scheduling and
 reports read it. One with ``sizes`` is a ladder (``ablate.ladder``): all of it is done at each size. An idea of a
-stream (``ablate.stream``) is one that stops by an e-process.
+stream (``ablate.stream``) is one with a screen and a confirmation.
 """
 
 import itertools
@@ -62,17 +62,19 @@ class Looks(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="lo
     half_width: float | None = None
 
 
-class EProcess(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="e-process"):
-    """Comparing stops after any pair, by the evidence for an improvement (``statistics.stream``).
+class ScreenAndConfirm(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="screen-and-confirm"):
+    """Comparing stops when a screen gives an idea up, or when fresh pairs have confirmed it (``statistics.stream``).
 
     Attributes:
-        threshold: The e-value that an adoption takes.
-        most: Pairs, besides those that confirm it.
-        first_confirming_seed: Of those; the others follow.
+        level: The p that an adopted idea does not exceed.
+        looks: Numbers of fresh pairs after which it may be adopted.
+        minimal_gain: It improves the metric by more than this.
+        first_confirming_seed: Of the fresh pairs; the others follow.
     """
 
-    threshold: float
-    most: int
+    level: float
+    looks: tuple[int, ...]
+    minimal_gain: float = 0.0
     first_confirming_seed: int
 
 
@@ -108,7 +110,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = METRICS[0]
     delta: float | None = DELTA
     alpha: float = ALPHA
-    stop: Looks | EProcess = Looks()
+    stop: Looks | ScreenAndConfirm = Looks()
     sizes: tuple[str, ...] = ()
     predict: str | None = None
     first_seed: int = 0
@@ -129,8 +131,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Numbers of pairs after which a comparison may end; of an e-process the last one."""
-        return self.stop.pairs if isinstance(self.stop, Looks) else (self.stop.most,)
+        """Numbers of pairs after which a comparison may end; of an idea, of its fresh pairs."""
+        return self.stop.pairs if isinstance(self.stop, Looks) else self.stop.looks
 
     @property
     def metric_name(self) -> str:

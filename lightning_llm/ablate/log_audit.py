@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -262,14 +263,17 @@ def _metric_column(table: Table, metric: str | None) -> str:
 
 
 def _has_numbers(table: Table, column: str) -> bool:
+    """Whether most cells of a column that are not empty are numbers: one that is none is a mistake with a line."""
     place = table.columns.index(column)
+    are_numbers = []
     for row in table.rows:
-        try:
-            number_of(row[place])
-        except ValueError:
-            if text_of(row[place]):
-                return False
-    return True
+        if text_of(row[place]):
+            with suppress(ValueError):
+                number_of(row[place])
+                are_numbers.append(True)
+                continue
+            are_numbers.append(False)
+    return 2 * sum(are_numbers) >= len(are_numbers)
 
 
 def _column(table: Table, names: Sequence[str], metric: str) -> int | None:

@@ -13,7 +13,7 @@ NULL = "null"
 PLAN = "plan.json"  # in the folder of an experiment
 STREAM = "stream.json"  # in the folder of a stream, whose ideas are experiments below it
 NEGATED = "-"  # before the name of a metric of which higher is better
-ADOPTED, REJECTED, OUT_OF_PAIRS, STOPPED = VERDICTS = ("adopted", "rejected", "out of pairs", "stopped")  # on ideas
+ADOPTED, REJECTED, STOPPED = VERDICTS = ("adopted", "rejected", "stopped")  # on ideas
 
 
 def titled(name: str) -> str:

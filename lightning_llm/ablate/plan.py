@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from lightning_llm.ablate.e_process import state_of_e_process
-from lightning_llm.ablate.experiment import EProcess, Experiment
+from lightning_llm.ablate.experiment import Experiment, ScreenAndConfirm
+from lightning_llm.ablate.idea_runs import state_of_idea
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL, PLAN, STREAM
 from lightning_llm.ablate.next_runs import Extension, RunKey, State, state_of
 from lightning_llm.ablate.tuning import Losses, Tune
@@ -208,12 +208,12 @@ class Plan:
     @property
     def is_blind(self) -> bool:
         """Whether losses of single seeds are not shown: more ideas will be judged by the same seeds."""
-        return isinstance(self.experiment.stop, EProcess)
+        return isinstance(self.experiment.stop, ScreenAndConfirm)
 
     def state(self, losses: Losses) -> State:
         """How far the experiment is, by the losses of the runs that have ended."""
-        if isinstance(self.experiment.stop, EProcess):
-            return state_of_e_process(self.experiment, self.experiment.stop, losses)
+        if isinstance(self.experiment.stop, ScreenAndConfirm):
+            return state_of_idea(self.experiment, self.experiment.stop, losses)
         first = self.experiment.first_seed
         if self.record.reused.replay is not None and self.is_reused(RunKey(BASELINE, first)):
             losses = {RunKey(AGAIN, first): None, **losses}  # what the baseline again would say is known

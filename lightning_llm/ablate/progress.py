@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
-from lightning_llm.ablate.e_process import progress_of_e_process
-from lightning_llm.ablate.experiment import EProcess
+from lightning_llm.ablate.experiment import ScreenAndConfirm
+from lightning_llm.ablate.idea_runs import progress_of_idea
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey, State
 from lightning_llm.ablate.plan import Plan
@@ -88,10 +88,10 @@ def progress_in_words(plan: Plan, state: State, left_s: float | None) -> str:
     open_seeds = {run.seed for run in state.needed if run.name in (BASELINE, *plan.experiment.variants)}
     pairs = sum(seed not in open_seeds for seed in plan.experiment.seeds(state.look))
     stop = plan.experiment.stop
-    is_e_process = isinstance(stop, EProcess)
-    words = [progress_of_e_process(stop, state) if isinstance(stop, EProcess) else f"{pairs} of {state.look} pairs"]
+    is_idea = isinstance(stop, ScreenAndConfirm)
+    words = [progress_of_idea(stop, state) if isinstance(stop, ScreenAndConfirm) else f"{pairs} of {state.look} pairs"]
     if any("," in run.name for run in state.needed):
         words.append(f"{len(state.needed)} runs of tuned variants to go")
     if left_s is not None and state.needed:
-        words.append(f"{'at most' if is_e_process else 'about'} {shown_duration(left_s)} left")
+        words.append(f"{'at most' if is_idea else 'about'} {shown_duration(left_s)} left")
     return ", ".join(words)

@@ -1,10 +1,12 @@
 """A stream of ideas: a journal of experiments, each with one variant, on a baseline that adopts what was shown.
 
 ``STREAM/stream.json`` holds what the stream began with, and ``first.yaml`` its baseline; they never change. Each idea
-is an experiment of its own in ``STREAM/ideas/PLACE-NAME`` that stops by an e-process, with a threshold by its place. An
-idea that has ended has ``verdict.json`` there, which holds no loss of a single seed: an idea must not be chosen by the
-seeds that will judge it. An adopted idea's config is the baseline from then on. Baseline runs are shared by ideas until
-one is adopted: then seeds are fresh, since the old baseline was lucky on the old ones. No torch.
+is an experiment of its own in ``STREAM/ideas/PLACE-NAME``: a screen, and fresh pairs that confirm the idea, with a
+level by the number of ideas that were confirmed before. An idea that has ended has ``verdict.json`` there, which holds
+no loss of a single seed of the screen: an idea must not be chosen by the seeds that will judge it. An adopted idea's
+config is the baseline from then on. Baseline runs of the screen are shared by ideas until one is adopted: then seeds
+are fresh, since the old baseline was lucky on the old ones. Those of confirmations are shared by no two ideas, or what
+a proposer has learned of them would count twice: 14% of streams of useless ideas would adopt one. No torch.
 """
 
 import dataclasses
@@ -20,21 +22,20 @@ import yaml
 from msgspec.structs import replace
 
 from lightning_llm.ablate.command.spec import Command
-from lightning_llm.ablate.e_process import Evidence, confirming_seeds, evidence_of
-from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, EProcess, Experiment, experiment_of
-from lightning_llm.ablate.names import ADOPTED, BASELINE, OUT_OF_PAIRS, PLAN, STOPPED, STREAM, VERDICTS
+from lightning_llm.ablate.experiment import ALPHA_RANGE, DELTA, Experiment, ScreenAndConfirm, experiment_of
+from lightning_llm.ablate.idea_runs import Evidence, confirming_seeds, evidence_of, screening_seeds
+from lightning_llm.ablate.names import ADOPTED, BASELINE, PLAN, STOPPED, STREAM, VERDICTS
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import CODE, Plan, code_hash, file_hash
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
-from lightning_llm.ablate.words import bounds
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.records import read_record, write_record
 from lightning_llm.io.schema import check, maybe, record, validate, whole
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import MIB, read_text
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
-from lightning_llm.statistics.stream import LEAST, StreamRule, e_value_of, interval_of
+from lightning_llm.statistics.stream import SCREEN, THOROUGH, StreamRule, interval_of
 
 IDEAS = "ideas"
 VERDICT = "verdict.json"
@@ -42,12 +43,13 @@ FIRST = "first.yaml"
 CURRENT = "baseline.yaml"
 FINAL = "final.json"  # in a stream that takes no more ideas: how many it has
 MOST_IDEAS = 9_999
-MOST_PAIRS_OF_IDEA = 400  # of an idea: those that confirm it have the seeds above
 SET_BY_CONFIG = {"precision", "tf32"}  # of the environment: an adopted idea may change them
 BLOCK = 1000  # seeds between one baseline's and the next one's
+FRESH = 500  # in the block of a place: seeds above it confirm the idea
 OWN = 100_000_000  # from here on, each place has a block of its own
 
-_SETTINGS = record({"alpha": ALPHA_RANGE, "most": whole(LEAST, MOST_PAIRS_OF_IDEA), "workers": maybe(whole(1))})
+_GAIN = check("0, or a number above it and below a million", lambda value: type(value) is float and 0 <= value < 1e6)
+_SETTINGS = record({"alpha": ALPHA_RANGE, "minimal_gain": _GAIN, "workers": maybe(whole(1))})
 _BECAUSE = check(
     "at most 500 printable characters on one line",
     lambda value: isinstance(value, str) and len(value) <= 500 and (value.isprintable() or not value),
@@ -76,14 +78,16 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         asked: What the stream began with.
         alpha: The share of useless ideas among the adopted ones, in expectation.
-        most: Pairs of an idea, besides those that confirm it.
+        looks: Numbers of fresh pairs after which an idea may be adopted.
+        minimal_gain: An adopted idea improves the metric by more than this.
         workers: The most runs at a time that the user wants; ``None``: as many as fit.
         environment: What all runs have in common: device, versions, package, text.
     """
 
     asked: Asked
     alpha: float
-    most: int
+    looks: tuple[int, ...]
+    minimal_gain: float
     workers: int | None
     environment: dict[str, str]
 
@@ -95,11 +99,27 @@ class Mean(msgspec.Struct, frozen=True, kw_only=True):
         difference: Variant minus baseline; ``None``: of fewer than two pairs.
         interval: Of 95%.
         pairs: How many.
+        sd: The standard deviation of their differences; ``None``: fewer than two.
     """
 
     difference: float | None
     interval: tuple[float, float] | None
     pairs: int
+    sd: float | None = None
+
+
+class Confirmation(Mean, frozen=True, kw_only=True):
+    """The fresh pairs of an idea, whose seeds judge no other one.
+
+    Attributes:
+        p: One-sided, that they are no improvement; ``None``: they were not enough for a look.
+        median: Of their differences; ``None``: fewer than two.
+        worst: The largest difference: the least improvement; ``None``: fewer than two.
+    """
+
+    p: float | None = None
+    median: float | None = None
+    worst: float | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +139,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         reason: In words.
         metric: That was compared.
         unit: Its unit; empty: that of the metric of ``fit``.
-        difference: The mean over the pairs that count; ``None``: fewer than two.
-        interval: Its interval.
-        pairs: How many count.
-        e_value: Of these pairs.
-        threshold: That it had to reach.
-        confirmation: What the pairs say that confirm it; ``None``: it has none.
+        screen: What the pairs of the screen say.
+        level: The p that it must not exceed.
+        confirmation: What the fresh pairs say; ``None``: it has none.
         runs: That were trained for it.
         run_seconds: What these took together.
     """
@@ -142,12 +159,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     metric: str
     unit: str = ""
-    difference: float | None
-    interval: tuple[float, float] | None
-    pairs: int
-    e_value: float
-    threshold: float
-    confirmation: Mean | None
+    screen: Mean
+    level: float
+    confirmation: Confirmation | None
     runs: int
     run_seconds: float
 
@@ -211,7 +225,19 @@ class Stream:
     @property
     def rule(self) -> StreamRule:
         """When an idea is adopted."""
-        return StreamRule(self.record.alpha, self.record.most)
+        return StreamRule(self.record.alpha, self.record.looks, self.record.minimal_gain)
+
+    @property
+    def next_level(self) -> float:
+        """The p that the next idea must not exceed, or the one that has no verdict yet."""
+        confirmed = sum(verdict.confirmation is not None for verdict in self.verdicts)
+        return self.rule.level(confirmed + 1, len(self.adopted))
+
+    @property
+    def pair_sd(self) -> float | None:
+        """The standard deviation of a pair's difference, as the median over the ideas; ``None``: not known yet."""
+        found = [verdict.screen.sd for verdict in self.verdicts if verdict.screen.sd]
+        return statistics.median(found) if found else None
 
     @property
     def run_seconds(self) -> float:
@@ -258,7 +284,13 @@ class Stream:
         return next((verdict for verdict in reversed(self.verdicts) if verdict.asked == asked), None)
 
 
-def settings(alpha: float | None, most: int | None, workers: int | None) -> dict[str, Any]:
+def settings(
+    alpha: float | None = None,
+    minimal_gain: float | None = None,
+    workers: int | None = None,
+    *,
+    is_thorough: bool = False,
+) -> dict[str, Any]:
     """The settings of a new stream, as fields of its record; ``None``: the default.
 
     Raises:
@@ -266,9 +298,9 @@ def settings(alpha: float | None, most: int | None, workers: int | None) -> dict
     """
     rule = StreamRule()
     content: dict[str, Any] = {"alpha": rule.alpha if alpha is None else alpha, "workers": workers}
-    content["most"] = rule.most if most is None else most
+    content["minimal_gain"] = rule.minimal_gain if minimal_gain is None else minimal_gain
     validate(content, _SETTINGS, "ablate try")
-    return content
+    return {**content, "looks": THOROUGH if is_thorough else rule.looks}
 
 
 def finish(stream: Stream) -> None:
@@ -311,7 +343,7 @@ def pairs_of(stream: Stream, verdict: Verdict) -> dict[str, list[dict[str, Any]]
         return [{"seed": seed, "baseline": losses[base], "variant": losses[own]} for seed, base, own in ended]
 
     return {
-        "by_seed": of_seeds(plan.experiment.seeds(stop.most)),
+        "by_seed": of_seeds(screening_seeds(plan.experiment)),
         "confirming_by_seed": of_seeds(confirming_seeds(stop)),
     }
 
@@ -376,10 +408,11 @@ def experiment_of_idea(
         "out": str(stream.out / IDEAS / folder_of(place, name)),
         **({"baseline": [str(stream.baseline())]} if base is None else base),
     }
-    stop = EProcess(
-        threshold=stream.rule.threshold(place, adopted),
-        most=stream.rule.most,
-        first_confirming_seed=OWN + BLOCK * place + MOST_PAIRS_OF_IDEA,  # after those of its own pairs
+    stop = ScreenAndConfirm(
+        level=stream.next_level,
+        looks=stream.rule.looks,
+        minimal_gain=stream.rule.minimal_gain,
+        first_confirming_seed=OWN + BLOCK * place + FRESH,
     )
     experiment = experiment_of(content, "ablate try", f"{stream.out.resolve().name} {place}")
     return replace(experiment, stop=stop, because=because)
@@ -430,8 +463,6 @@ def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "
     ((name, options),) = plan.experiment.variants.items()
     base, idea = (plan.variants[each] for each in (BASELINE, name))
     is_over = evidence.decision.step in VERDICTS
-    e_value = e_value_of([value for value in evidence.counted if math.isfinite(value)])
-    mean = _mean(evidence.counted)
     return Verdict(
         place=place_of(plan),
         name=name,
@@ -443,28 +474,25 @@ def verdict_of(plan: Plan, results: Mapping[RunKey, Result], *, stopped: str = "
         asked=asked_of(plan),
         plan=plan.hash,
         verdict=evidence.decision.step if is_over else STOPPED,
-        reason=_reason(evidence, e_value >= stop.threshold) if is_over else stopped,
+        reason=_reason(evidence, stop) if is_over else stopped,
         metric=plan.experiment.metric,
         unit=plan.experiment.unit,
-        difference=mean.difference,
-        interval=mean.interval,
-        pairs=mean.pairs,
-        e_value=e_value,
-        threshold=stop.threshold,
-        confirmation=_mean(evidence.confirming) if evidence.confirming else None,
+        screen=_mean(evidence.screened),
+        level=stop.level,
+        confirmation=_confirmation(evidence) if evidence.confirmed else None,
         runs=len(own_results),
         run_seconds=run_seconds(own_results),
     )
 
 
-def stop_of(plan: Plan) -> EProcess:
+def stop_of(plan: Plan) -> ScreenAndConfirm:
     """When an idea's comparison stops.
 
     Raises:
         ValueError: The plan is that of an ordinary experiment.
     """
     stop = plan.experiment.stop
-    if not isinstance(stop, EProcess):
+    if not isinstance(stop, ScreenAndConfirm):
         raise ValueError(f"{plan.out} is no idea of a stream: give the folder of a stream of lightning-llm ablate")
     return stop
 
@@ -473,27 +501,44 @@ def _evidence(plan: Plan, results: Mapping[RunKey, Result]) -> Evidence:
     return evidence_of(plan.experiment, stop_of(plan), losses_of(results))
 
 
-def _reason(evidence: Evidence, is_at_threshold: bool) -> str:
+def _reason(evidence: Evidence, stop: ScreenAndConfirm) -> str:
     """Why an idea has its verdict."""
-    step = evidence.decision.step
-    counted = evidence.counted
-    confirming = evidence.confirming
-    if not all(map(math.isfinite, [*counted, *confirming])):
+    decision = evidence.decision
+    screened, confirmed = evidence.screened, evidence.confirmed
+    if not all(map(math.isfinite, [*screened, *confirmed])):
         return f"one of its runs {FAILED_TO_TRAIN}"
-    if step == OUT_OF_PAIRS:
-        return f"{len(counted)} pairs have not reached the threshold"
-    if not is_at_threshold:
-        return "the e-value is below 1" if any(counted) else "its runs are bit-identical to the baseline's"
-    where = "lies below 0" if step == ADOPTED else "reaches 0"
-    return f"{len(confirming)} fresh pairs: the interval {bounds(interval_of(confirming))} {where}"
+    if not confirmed:
+        if not any(screened):
+            return "its runs are bit-identical to the baseline's"
+        least = dict(SCREEN)[decision.pairs]
+        if decision.t is not None and decision.t >= least:
+            return f"the screen of {decision.pairs} pairs excludes a gain of {stop.minimal_gain:g}"
+        return f"the screen of {decision.pairs} pairs found too little: t {decision.t:.2f}, at least {least:g} goes on"
+    found = f"{len(confirmed)} fresh pairs: p {decision.p:.2g}"
+    if decision.step == ADOPTED:
+        return f"{found}, at most its level of {stop.level:.2g}"
+    level = f"its level of {stop.level:.2g}"
+    return f"{found}, above {level}" if decision.confirming == stop.looks[-1] else f"{found}, too far above {level}"
 
 
 def _mean(differences: Sequence[float]) -> Mean:
     """The mean of the finite differences, and its interval."""
     values = [value for value in differences if math.isfinite(value)]
-    interval = interval_of(values)
-    mean = None if interval is None else statistics.fmean(values)  # not that of one seed
-    return Mean(difference=mean, interval=interval, pairs=len(differences))
+    if len(values) < 2:  # nothing of one seed
+        return Mean(difference=None, interval=None, pairs=len(differences))
+    return Mean(
+        difference=statistics.fmean(values),
+        interval=interval_of(values),
+        pairs=len(differences),
+        sd=statistics.stdev(values),
+    )
+
+
+def _confirmation(evidence: Evidence) -> Confirmation:
+    values = [value for value in evidence.confirmed if math.isfinite(value)]
+    own = (statistics.median(values), max(values)) if len(values) > 1 else (None, None)
+    mean = msgspec.structs.asdict(_mean(evidence.confirmed))
+    return Confirmation(**mean, p=evidence.decision.p, median=own[0], worst=own[1])
 
 
 def store_verdict(plan: Plan, verdict: Verdict) -> None:

@@ -208,7 +208,7 @@ def read_table(path: Path) -> Table:
     if "\0" in text:
         raise ValueError(f"{path} is a binary file, expected CSV, TSV, or JSON lines")
     if not text.strip():
-        raise ValueError(f"{path} is empty: {LAYOUT}")
+        raise ValueError(f"{path} is empty, expected CSV, TSV, or JSON lines with a row for each run")
     if path.suffix.lower() in JSON_LINES or text.lstrip().startswith("{"):
         return _json_lines(text, str(path))
     if text.lstrip().startswith("["):

@@ -149,7 +149,7 @@ class FitIdeas(Ideas):
         if options.give_up or not options.vary or not options.baseline:
             advice = "give --baseline CONFIG and --vary OPTION=VALUE to begin it, or --command TEXT"
             raise ValueError(f"{options.stream} holds no idea yet: {advice}")
-        fields = settings(options.alpha, options.most, options.workers)
+        fields = settings(options.alpha, options.minimal_gain, options.workers, is_thorough=options.thorough)
         asked = self.asked()
         from lightning_llm.cli import ablate_fit
 
@@ -253,7 +253,7 @@ class CommandIdeas(Ideas):
             both = "both" if options.vary else "neither"
             advice = "an idea is --vary OPTION=VALUE, or with --against REV the code of the working tree"
             raise ValueError(f"{options.stream}: {both} of --vary and --against: {advice}")
-        fields = settings(options.alpha, options.most, options.workers)
+        fields = settings(options.alpha, options.minimal_gain, options.workers, is_thorough=options.thorough)
         base: dict[str, Any] = {OPTIONS: {}}
         if command.trees:
             baseline = planning.first_tree(command, options.stream)

@@ -22,6 +22,7 @@ from lightning_llm.ablate.plan import REPORT, Plan
 from lightning_llm.ablate.planning import Draft
 from lightning_llm.ablate.programs import program_of
 from lightning_llm.ablate.report.from_stream import idea_lines, stream_report
+from lightning_llm.ablate.report.words import power_of_stream
 from lightning_llm.ablate.results import Result, losses_of, results_of, run_seconds, trained_here
 from lightning_llm.ablate.reuse import link_needed
 from lightning_llm.ablate.slots import slots_for
@@ -30,7 +31,6 @@ from lightning_llm.ablate.stream import (
     FIRST,
     IDEAS,
     MOST_IDEAS,
-    MOST_PAIRS_OF_IDEA,
     Stream,
     Verdict,
     asked_of,
@@ -53,7 +53,7 @@ from lightning_llm.io.units import duration, shown_duration
 from lightning_llm.io.untrusted import shown
 from lightning_llm.runs.lock import LOCK, RunLock, is_locked
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
-from lightning_llm.statistics.stream import LEAST, StreamRule
+from lightning_llm.statistics.stream import CONFIRMED_AFTER, THOROUGH, StreamRule
 
 NOT_ADOPTED = 3
 BASELINE_FAILED = f"too many runs of the baseline {FAILED_TO_TRAIN}"
@@ -77,8 +77,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--give-up", action="store_true", help="end an idea that was interrupted, without a decision")
     about = "expected share of useless ideas among the adopted ones, for a new stream"
     add("--alpha", type=float, metavar="SHARE", help=f"{about} (default: {default.alpha:g})")
-    about = f"maximum number of pairs of an idea, {LEAST} to {MOST_PAIRS_OF_IDEA}, for a new stream"
-    add("--most", type=int, metavar="N", help=f"{about} (default: {default.most})")
+    usual, thorough = (" or ".join(map(str, looks)) for looks in (CONFIRMED_AFTER, THOROUGH))
+    about = f"confirm ideas with {thorough} fresh pairs in place of {usual}, for a new stream"
+    add("--thorough", action="store_true", help=about)
+    about = "adopt only what improves the metric by more than this, in its unit, for a new stream"
+    add("--minimal-gain", type=float, metavar="NUMBER", help=f"{about} (default: 0)")
     add("--budget", metavar="TIME", help="time that all runs of the stream may take together, such as 30m or 8h")
     add("--json", action="store_true", help="print the verdict as one JSON object")
 
@@ -139,6 +142,9 @@ def _try(options: argparse.Namespace, first: First | None, budget_s: float) -> i
         plan = _plan(stream, ideas, options, None if first is None else first.draft)
         if isinstance(plan, Verdict):
             return _print_verdict(stream, plan, options)
+        record = stream.record
+        unit = plan.experiment.unit
+        ablate_run.print_notes([power_of_stream(record.looks, stream.pair_sd, record.minimal_gain, unit)])
         return _run(stream, plan, options, budget_s - stream.run_seconds)
     finally:
         lock.release()
@@ -303,7 +309,8 @@ def _refuse_other_stream(stream: Stream, ideas: Ideas, options: argparse.Namespa
         (next(iter(asked.options), "").partition("=")[0], asked.options, begun_with.options),
         ("--command", asked.command and asked.command.text, begun_with.command and begun_with.command.text),
         ("--alpha", options.alpha, stream.record.alpha),
-        ("--most", options.most, stream.record.most),
+        ("--minimal-gain", options.minimal_gain, stream.record.minimal_gain),
+        ("--thorough", options.thorough or None, stream.record.looks == THOROUGH),
     ]
     for option, value, first_value in checks:
         if value not in (None, []) and value != first_value:

@@ -1,53 +1,66 @@
 """A stream of ideas, one after another: when an idea is adopted, and when it is given up.
 
-Each idea is compared in pairs with the current baseline. A pair's difference is the idea's loss minus the baseline's.
-Whoever keeps an idea because one pair is lower adopts half of the useless ones. Here:
+Each idea is compared in pairs with the current baseline. A pair's difference is the idea's loss minus the baseline's;
+an *improvement* is the same with the other sign. Here:
 
-1. The evidence for an idea is the *e-value* of its pairs, by a one-sided t e-process: its expectation is at most 1 for
-   a useless idea, however often one looks (Wang and Ramdas 2023, arXiv 2310.03722). Its prior on an improvement is half
-   normal, with a width of one standard deviation.
-2. An idea has to reach a *threshold* that rises with its place in the stream, and falls with each adoption: e-LOND (Xu
-   and Ramdas 2024, "Online multiple testing with e-values"). Over the whole stream, the expected share of useless ideas
-   among the adopted ones is at most ``alpha``.
-3. An idea at its threshold is *confirmed* on fresh seeds: the interval of their mean has to lie below zero. The
-   e-process takes differences for normal. It is fooled by an idea that is mostly a little better and sometimes much
-   worse: 50% of streams of 100 useless ideas with exponential differences adopted one without the confirmation, 7.5%
-   with it. The confirmation is also the honest size of the gain, since the pairs that won have won partly by chance.
-4. An idea is given up after ``LEAST`` pairs if the evidence does not speak for it, and after ``most`` pairs in any
-   case.
+1. A *screen* gives up ideas that are hopeless, after 3 or 8 pairs (``SCREEN``). It spends none of ``alpha``, so it may
+   use seeds that all ideas share.
+2. What is left is *confirmed* on seeds that no verdict has seen, for both sides, at the looks of the rule. The evidence
+   is a one-sided p of :func:`skewness_corrected` t, by the boundaries of a group-sequential test
+   (``statistics.looks``). So whoever proposes ideas may have learned anything from the verdicts before: given all of
+   that, p is at most u with a probability of at most u for a useless idea.
+3. An idea is adopted if p is at most its *level*, ``alpha (R + 1) k₀ / ((k + k₀ - 1)(k + k₀))``, where k numbers the
+   confirmations of the stream, and R the adoptions before: LOND (Javanmard and Montanari 2015, arXiv 1502.06197), whose
+   weights add up to 1. Over the whole stream, the expected share of useless ideas among the adopted ones is at most
+   ``alpha``: it is at most the sum of P(p_k ≤ level of k) / (R + 1) over the useless ideas.
+4. The size of the gain is the mean of the confirming pairs alone, since those of the screen have won partly by chance.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy import special
 
-from lightning_llm.statistics.estimates import Array, student
+from lightning_llm.statistics.estimates import student
+from lightning_llm.statistics.looks import PlannedLook
+from lightning_llm.statistics.no_spread import ROUNDING
 
-LEAST = 4  # pairs before an idea is given up
-CONFIRMATION = 8  # fresh pairs
-CONFIDENCE = 0.95  # of the interval that has to lie below zero
-_GRID = np.linspace(-1, 1, 4001)  # on it, e-values are interpolated when there are many, as in simulations
-_FEW = 64
+SCREEN = ((3, 0.5), (8, 1.6))  # pairs, and the t that an idea must have after them
+CONFIRMED_AFTER = (12, 20)  # fresh pairs
+THOROUGH = (24, 48)
+# Share of ideas that are adopted, by their improvement in standard deviations of a pair (python -m benchmarks stream)
+POWER: dict[tuple[int, ...], dict[float, float]] = {
+    CONFIRMED_AFTER: {0.5: 0.07, 1.0: 0.74, 1.5: 0.98},
+    THOROUGH: {0.5: 0.25, 1.0: 0.81, 1.5: 0.98},
+}
+HOPELESS = 0.3  # a confirmation with a larger p ends at its first look
+FLATNESS = 10  # k₀: how slowly levels fall with the number of confirmations
+CONFIDENCE = 0.95  # of the intervals that are shown
+MINIMAL_CONFIDENCE = 0.8  # that the mean of the screen is below a minimal gain
 
-Step = Literal["pair", "confirm", "adopted", "rejected", "out of pairs"]
+Step = Literal["screen", "confirm", "adopted", "rejected"]
 
 
 class Decision(NamedTuple):
     """Next step for an idea.
 
     Attributes:
-        step: ``pair`` or ``confirm``: train one; else the verdict.
-        pairs: That count, besides those that confirm it.
+        step: ``screen`` or ``confirm``: train pairs up to ``wanted``; else the verdict.
+        pairs: That the screen counts.
+        confirming: Fresh pairs that count.
+        wanted: Pairs that the step takes, those that have ended included; 0: there is a verdict.
+        t: Of the last look at the screen; ``None``: there was none.
+        p: Of the last look at the confirmation; ``None``: there was none.
     """
 
     step: Step
     pairs: int
+    confirming: int = 0
+    wanted: int = 0
+    t: float | None = None
+    p: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,46 +69,115 @@ class StreamRule:
 
     Attributes:
         alpha: The share of useless ideas among the adopted ones, in expectation.
-        most: Pairs of an idea, besides those that confirm it.
+        looks: Numbers of fresh pairs after which an idea may be adopted, increasing.
+        minimal_gain: An adopted idea improves the metric by more than this, in the metric's unit.
     """
 
     alpha: float = 0.05
-    most: int = 24
+    looks: tuple[int, ...] = CONFIRMED_AFTER
+    minimal_gain: float = 0.0
 
-    def threshold(self, place: int, adopted: int) -> float:
-        """The e-value that the idea at this place in the stream, from 1, has to reach after this many adoptions."""
-        return 1 / (self.alpha * _share(place) * (adopted + 1))
-
-    def next(self, differences: Sequence[float], fresh: Sequence[float], threshold: float) -> Decision:
-        """Next step for an idea: train another pair, or one that confirms it, or end with a verdict.
-
-        The first pair that ends the comparison ends it: what was trained beyond it does not count.
+    def level(self, confirmation: int, adopted: int) -> float:
+        """The p that an idea must not exceed.
 
         Args:
-            differences: Of its pairs in their order; infinite: its run failed to train.
-            fresh: Of the pairs that confirm it.
-            threshold: As of :meth:`threshold`.
+            confirmation: Its number among the ideas of the stream that are confirmed, from 1.
+            adopted: Ideas that were adopted before.
         """
-        for pairs in range(1, len(differences) + 1):
-            if not math.isfinite(differences[pairs - 1]):
-                return Decision("rejected", pairs)
-            e_value = e_value_of(differences[:pairs])
-            if e_value >= threshold:
-                return Decision(_confirmed(fresh), pairs)
-            if pairs >= LEAST and e_value <= 1:
-                return Decision("rejected", pairs)
-            if pairs >= self.most:
-                return Decision("out of pairs", pairs)
-        return Decision("pair", len(differences))
+        share = FLATNESS / ((confirmation + FLATNESS - 1) * (confirmation + FLATNESS))
+        return self.alpha * (adopted + 1) * share
+
+    def next(self, differences: Sequence[float], fresh: Sequence[float], level: float) -> Decision:
+        """Next step for an idea: train further pairs, or end with a verdict.
+
+        The first look that ends the comparison ends it: what was trained beyond it does not count.
+
+        Args:
+            differences: Of the pairs of its screen in their order; infinite: its run failed to train.
+            fresh: Of the pairs that confirm it.
+            level: As of :meth:`level`.
+        """
+        t = None
+        for pairs, least in SCREEN:
+            seen = differences[:pairs]
+            if not all(map(math.isfinite, seen)):
+                return Decision("rejected", _up_to_failure(seen), t=t)
+            if len(seen) < pairs:
+                return Decision("screen", len(seen), wanted=pairs, t=t)
+            t = skewness_corrected(seen) if pairs == SCREEN[-1][0] else _t(seen)  # three say nothing of skewness
+            if t < least or self._misses_minimal_gain(seen):
+                return Decision("rejected", pairs, t=t)
+        return self._confirmed(fresh, level, SCREEN[-1][0], t)
+
+    def _confirmed(self, fresh: Sequence[float], level: float, pairs: int, t: float | None) -> Decision:
+        p = None
+        for number, look in enumerate(self.looks):
+            seen = fresh[:look]
+            if not all(map(math.isfinite, seen)):
+                return Decision("rejected", pairs, _up_to_failure(seen), t=t, p=p)
+            if len(seen) < look:
+                return Decision("confirm", pairs, len(seen), look, t=t, p=p)
+            p = self.p_at(number, seen)
+            is_last = look == self.looks[-1]
+            if p <= level or is_last or (number == 0 and p > HOPELESS):
+                return Decision("adopted" if p <= level else "rejected", pairs, look, t=t, p=p)
+        raise AssertionError("a rule has looks")
+
+    def p_at(self, number: int, fresh: Sequence[float]) -> float:
+        """One-sided p of the pairs at a look of the confirmation: that their mean is no improvement.
+
+        Args:
+            number: Of the look, from 0.
+            fresh: Differences of its pairs.
+        """
+        spent = tuple((look / self.looks[-1]) ** 2 for look in self.looks)  # as the planned looks of an experiment
+        t = skewness_corrected([value + self.minimal_gain for value in fresh])
+        return float(PlannedLook(self.looks, number, spent).p(abs(t))) / 2 if t > 0 else 1.0
+
+    def _misses_minimal_gain(self, differences: Sequence[float]) -> bool:
+        if not self.minimal_gain:
+            return False
+        improvements = -np.asarray(differences, float)
+        error = improvements.std(ddof=1) / math.sqrt(len(improvements))
+        width = student(2 * (1 - MINIMAL_CONFIDENCE), len(improvements) - 1) * error  # one-sided
+        return bool(improvements.mean() + width < self.minimal_gain)
 
 
-def _confirmed(fresh: Sequence[float]) -> Step:
-    if not all(map(math.isfinite, fresh)):
-        return "rejected"
-    if len(fresh) < CONFIRMATION:
-        return "confirm"
-    interval = interval_of(fresh)
-    return "adopted" if interval is not None and interval[1] < 0 else "rejected"
+def _up_to_failure(differences: Sequence[float]) -> int:
+    """The number of pairs up to the first whose run failed to train, which counts."""
+    return next(number for number, value in enumerate(differences, 1) if not math.isfinite(value))
+
+
+def skewness_corrected(differences: Sequence[float]) -> float:
+    """The t statistic of improvements, transformed so that skewness does not fool it: positive speaks for the idea.
+
+    The cubic transformation of Hall (1992, "On the removal of skewness by transformation", Journal of the Royal
+    Statistical Society B 54, 221-228). Only a negative skewness counts, that of an idea which is mostly a little better
+    and sometimes much worse, so the result is never above t.
+
+    Args:
+        differences: Two or more, finite. If they do not vary, the result is infinite, or 0 if they are all 0.
+    """
+    t = _t(differences)
+    if not math.isfinite(t) or not t:
+        return t
+    improvements = -np.asarray(differences, float)
+    pairs = len(improvements)
+    ratio = t / math.sqrt(pairs)
+    standardized = (improvements - improvements.mean()) / improvements.std(ddof=1)
+    skewness = min(0.0, float((standardized**3).mean()))
+    transformed = ratio + skewness * ratio**2 / 3 + skewness**2 * ratio**3 / 27 + skewness / (6 * pairs)
+    return math.sqrt(pairs) * min(ratio, transformed)
+
+
+def _t(differences: Sequence[float]) -> float:
+    """The t statistic of improvements."""
+    improvements = -np.asarray(differences, float)
+    mean = float(improvements.mean())
+    spread = float(improvements.std(ddof=1))
+    if spread <= ROUNDING * float(np.abs(improvements).max()):
+        return math.copysign(math.inf, mean) if mean else 0.0
+    return mean / spread * math.sqrt(len(improvements))
 
 
 def interval_of(differences: Sequence[float]) -> tuple[float, float] | None:
@@ -105,50 +187,3 @@ def interval_of(differences: Sequence[float]) -> tuple[float, float] | None:
         return None
     half = student(1 - CONFIDENCE, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
     return float(values.mean() - half), float(values.mean() + half)
-
-
-def e_value_of(differences: Sequence[float]) -> float:
-    """The factor by which these differences speak for an improvement; 1 for none or one."""
-    values = np.asarray(differences, float)
-    if len(values) < 2 or not values.any():
-        return 1.0
-    return float(np.exp(log_e_value(-values.sum() / math.sqrt(len(values) * (values**2).sum()), len(values))))
-
-
-def log_e_value(u: ArrayLike, pairs: int) -> Array:
-    """The logarithm of the e-value.
-
-    Args:
-        u: The improvements' sum, divided by the root of ``pairs`` times their sum of squares: t / √(t² + pairs - 1).
-        pairs: Their number.
-    """
-    values = np.asarray(u, float)
-    if values.size <= _FEW:
-        return _exact_log_e_values(values, pairs)
-    return np.asarray(np.interp(values, _GRID, _on_grid(pairs)))
-
-
-@functools.cache
-def _on_grid(pairs: int) -> Array:
-    """The logarithm of the e-value on the grid, which takes about a second."""
-    return _exact_log_e_values(_GRID, pairs)
-
-
-def _exact_log_e_values(u: Array, pairs: int) -> Array:
-    """The logarithm of the e-value by numerical integration.
-
-    Given the effect δ, in standard deviations, the likelihood ratio of t is the mean of exp(τ δ √n u - n δ²/2) over the
-    scale τ = √Σd² / σ, whose density is that of τ^(n-1) exp(-τ²/2). The mean over a half-normal δ is in closed form:
-    2 / √(n + 1) · exp(b²/2) Φ(b) with b = √(n / (n + 1)) u τ.
-    """
-    scale = np.linspace(0, 8 + 2 * math.sqrt(pairs), 1601)[1:]
-    weight = (pairs - 1) * np.log(scale) - scale**2 / 2
-    weight -= special.logsumexp(weight)
-    b = math.sqrt(pairs / (pairs + 1)) * np.multiply.outer(u, scale)
-    inner = special.logsumexp(weight + b**2 / 2 + special.log_ndtr(b), axis=-1)
-    return np.asarray(inner + math.log(2 / math.sqrt(pairs + 1)))
-
-
-def _share(place: int) -> float:
-    """Share of alpha for one place; all add up to less than 1."""
-    return 1 / (2.11 * (place + 1) * math.log(place + 1) ** 2)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from lightning_llm.ablate.experiment import LOOKS, EProcess, Experiment, experiment_of
+from lightning_llm.ablate.experiment import LOOKS, Experiment, ScreenAndConfirm, experiment_of
 from lightning_llm.ablate.tuning import Grid
 from lightning_llm.io.records import read_record, write_record
 
@@ -68,7 +68,9 @@ def test_the_first_metric_decides():
 def test_an_experiment_is_read_back_as_it_was_written(tmp_path):
     content = {**BASE, "tune": {"option": RATE}, "half_width": 0.1, "options": {"a": [1, None]}, "delta": None}
     written = experiment_of(content, "f", "f")
-    stopped = replace(written, stop=EProcess(threshold=20.0, most=24, first_confirming_seed=900), because="why")
+    stopped = replace(
+        written, stop=ScreenAndConfirm(level=0.004, looks=(12, 20), first_confirming_seed=900), because="why"
+    )
     for experiment in (written, stopped):
         write_record(tmp_path / "experiment.json", experiment)
         assert read_record(tmp_path / "experiment.json", Experiment) == experiment

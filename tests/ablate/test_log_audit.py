@@ -211,7 +211,8 @@ def test_names_of_a_log_do_no_harm(log):
         (rows(1, 2).replace("c1", "c0"), {"metric": "val_bpb"}, "runs of one code alone ('c0')"),
         (rows(1, 2, status="improved"), {"metric": "val_bpb"}, "no status that is known, but improved: expected keep"),
         (rows(*range(1, 10_003)), {"metric": "val_bpb"}, "has 10002 runs with a value, expected at most 10000"),
-        ("", {}, "is empty"),
+        ("", {}, "is empty, expected CSV, TSV, or JSON lines with a row for each run"),
+        ("commit\tbpb\na\t1\nb\tabc\nc\t2\n", {}, "line 3, column 'bpb': 'abc' is not a number"),
     ],
 )
 def test_wrong_logs_are_one_line(log, text, options, problem):

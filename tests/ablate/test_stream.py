@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from lightning_llm.ablate.idea_runs import confirming_seeds, screening_seeds
 from lightning_llm.ablate.names import BASELINE, STREAM
 from lightning_llm.ablate.report.from_stream import stream_report
 from lightning_llm.ablate.results import results_of, run_seconds, trained_here
@@ -30,14 +31,15 @@ from lightning_llm.ablate.stream import (
     verdict_of,
     write_current,
 )
-from lightning_llm.statistics.stream import StreamRule, e_value_of
+from lightning_llm.statistics.stream import CONFIRMED_AFTER, THOROUGH, StreamRule
 from tests.ablate.conftest import work
 from tests.ablate.report.test_from_stream import VERDICT
 
 RECORD = StreamRecord(
     asked=Asked(baseline={"base.yaml": "0" * 64}, options=[]),
     alpha=0.05,
-    most=8,
+    looks=(12, 20),
+    minimal_gain=0.0,
     workers=None,
     environment={"package": "1"},
 )
@@ -50,7 +52,7 @@ def stream(tmp_path, experiment):
     begin(out, RECORD, {"effect": 0.0})
     (out / "ideas").mkdir()
 
-    def add(effect, name="a", *, threshold=5.0, **config):
+    def add(effect, name="a", *, stop=(), **config):
         now = Stream.read(out)
         idea = experiment_of_idea(now, name, {"model.x": 1}, match="tokens", because="a reason", again=False)
         variants = {name: {"effect": effect, "options": {"model.x": 1}, **config}}
@@ -58,7 +60,7 @@ def stream(tmp_path, experiment):
             variants,
             out=f"s/ideas/{folder_of(now.place, name)}",
             first_seed=idea.first_seed,
-            stop=msgspec.structs.replace(idea.stop, threshold=threshold),
+            stop=msgspec.structs.replace(idea.stop, **dict(stop)),
             because=idea.because,
             record={"asked": {BASELINE: "base", name: f"{name} {effect}"}},
         )
@@ -83,10 +85,12 @@ def test_an_adopted_idea_is_the_baseline_from_then_on(stream, tmp_path):
     assert yaml.safe_load(Stream.read(out).baseline().read_text())["effect"] == 0.0
     verdict = end(plan)
     assert verdict.verdict == "adopted"
-    assert verdict.confirmation.pairs == 8
+    assert verdict.confirmation.pairs == 12
+    assert verdict.confirmation.p <= verdict.level == StreamRule().level(1, 0)
+    assert verdict.confirmation.worst >= verdict.confirmation.median
     assert verdict.confirmation.interval[1] < 0
     assert verdict.because == "a reason"
-    assert verdict.difference == pytest.approx(-0.5, rel=0.01)
+    assert verdict.screen.difference == pytest.approx(-0.5, rel=0.01)
     now = Stream.read(out)
     assert [idea.place for idea in now.adopted] == [1]
     assert yaml.safe_load(now.baseline().read_text())["effect"] == -0.5
@@ -95,16 +99,20 @@ def test_an_adopted_idea_is_the_baseline_from_then_on(stream, tmp_path):
     assert "1. a (-0.50" in current
     assert (now.place, now.unfinished) == (2, None)
     assert first_seed(2, 1, again=False) == 1000
-    assert now.rule == StreamRule(0.05, 8)
+    assert now.rule == StreamRule()
+    assert now.next_level == StreamRule().level(2, 1)
+    assert now.pair_sd == verdict.screen.sd
 
 
 def test_a_useless_idea_leaves_the_baseline(stream, tmp_path):
     plan = stream(0.1)
     assert Stream.read(tmp_path / "s").unfinished == plan.out
     verdict = end(plan)
-    assert (verdict.verdict, verdict.pairs, verdict.confirmation) == ("rejected", 4, None)
-    assert verdict.reason == "the e-value is below 1"
+    assert (verdict.verdict, verdict.screen.pairs, verdict.confirmation) == ("rejected", 3, None)
+    assert verdict.reason.startswith("the screen of 3 pairs found too little: t -")
+    assert verdict.reason.endswith(", at least 0.5 goes on")
     now = Stream.read(tmp_path / "s")
+    assert now.next_level == StreamRule().level(1, 0)  # no alpha is spent on it
     assert yaml.safe_load(now.baseline().read_text())["effect"] == 0.0
     assert now.unfinished is None
     assert "No idea was adopted yet" in (tmp_path / "s" / CURRENT).read_text()
@@ -115,7 +123,7 @@ def test_a_useless_idea_leaves_the_baseline(stream, tmp_path):
     [
         (0.0, {}, "its runs are bit-identical to the baseline's"),
         (-0.5, {"diverges": [2]}, "one of its runs failed to train"),
-        (-0.5, {"diverges": [100_001_401]}, "one of its runs failed to train"),
+        (-0.5, {"diverges": [100_001_501]}, "one of its runs failed to train"),
     ],
 )
 def test_the_reason_says_why_an_idea_was_rejected(stream, effect, config, reason):
@@ -123,11 +131,18 @@ def test_the_reason_says_why_an_idea_was_rejected(stream, effect, config, reason
     assert (verdict.verdict, verdict.reason) == ("rejected", reason)
 
 
-def test_pairs_that_do_not_reach_the_bar_are_used_up(stream):
-    verdict = end(stream(-0.5, threshold=1e30))
-    assert (verdict.verdict, verdict.pairs) == ("out of pairs", 8)
-    assert verdict.reason == "8 pairs have not reached the threshold"
-    assert 1 < verdict.e_value < verdict.threshold
+def test_an_idea_below_the_minimal_gain_is_given_up_in_the_screen(stream):
+    verdict = end(stream(-0.5, stop={"minimal_gain": 2.0}))
+    assert (verdict.verdict, verdict.screen.pairs, verdict.confirmation) == ("rejected", 3, None)
+    assert verdict.reason == "the screen of 3 pairs excludes a gain of 2"
+
+
+def test_an_idea_that_is_not_confirmed_takes_a_level(stream, tmp_path):
+    verdict = end(stream(-0.5, stop={"level": 0.0}))
+    assert verdict.verdict == "rejected"
+    assert verdict.confirmation.pairs == 20
+    assert verdict.reason == f"20 fresh pairs: p {verdict.confirmation.p:.2g}, above its level of 0"
+    assert Stream.read(tmp_path / "s").next_level == StreamRule().level(2, 0)
 
 
 def test_an_idea_that_is_stopped_says_why_and_a_verdict_is_not_overruled(stream):
@@ -135,10 +150,10 @@ def test_an_idea_that_is_stopped_says_why_and_a_verdict_is_not_overruled(stream)
     some = {run: result for run, result in results_of(plan).items() if run.seed < 2}
     assert not is_settled(plan, some)
     stopped = verdict_of(plan, some, stopped="given up")
-    assert (stopped.verdict, stopped.reason, stopped.pairs) == ("stopped", "given up", 2)
+    assert (stopped.verdict, stopped.reason, stopped.screen.pairs) == ("stopped", "given up", 2)
     assert verdict_of(plan, results_of(plan), stopped="given up").verdict == "adopted"
     none = verdict_of(plan, {}, stopped="given up")
-    assert (none.difference, none.interval, none.pairs, none.runs) == (None, None, 0, 0)
+    assert (none.screen.difference, none.screen.interval, none.screen.pairs, none.runs) == (None, None, 0, 0)
 
 
 def test_a_verdict_has_no_loss_of_a_seed(stream):
@@ -151,9 +166,9 @@ def test_a_verdict_has_no_loss_of_a_seed(stream):
 
 def test_the_time_of_runs_leaves_out_those_of_other_ideas(stream):
     plan = stream(0.1)
-    assert run_seconds(trained_here(plan, results_of(plan))) == len(results_of(plan)) == 8
+    assert run_seconds(trained_here(plan, results_of(plan))) == len(results_of(plan)) == 6
     (plan.run_dir(next(iter(results_of(plan)))) / "reused_from").write_text("0001-a\n")
-    assert run_seconds(trained_here(plan, results_of(plan))) == 7
+    assert run_seconds(trained_here(plan, results_of(plan))) == 5
 
 
 def test_the_same_idea_is_found_and_another_one_is_not(stream, tmp_path):
@@ -166,23 +181,34 @@ def test_the_same_idea_is_found_and_another_one_is_not(stream, tmp_path):
         assert now.same_as({**asked, field: "another"}) is None
 
 
-def test_each_place_has_seeds_that_nobody_has_seen():
-    ideas = [msgspec.structs.replace(VERDICT, place=place, verdict="rejected") for place in (1, 2)]
-    blocks = []
-    for place in (1, 2, 3):
-        now = Stream(Path("s"), msgspec.structs.replace(RECORD, most=400), ideas[: place - 1], None)
-        idea = experiment_of_idea(now, "a", {"x": 1}, match="tokens", because="", again=True)
-        own, fresh = idea.first_seed, idea.stop.first_confirming_seed
-        blocks += [set(range(own, own + 400)), set(range(fresh, fresh + 8))]
-    blocks += [set(range(first, first + 400)) for first in (first_seed(9, n, again=False) for n in range(3))]
-    assert len(set().union(*blocks)) == sum(map(len, blocks))
+@pytest.mark.parametrize("looks", [CONFIRMED_AFTER, THOROUGH])
+def test_no_two_ideas_share_a_seed_that_confirms(looks):
+    """Nor do a screen and a confirmation, whatever was adopted before, and with seeds in place of lost ones."""
+    record = msgspec.structs.replace(RECORD, looks=looks)
+    screens, confirmations = set(), []
+    for place in (1, 2, 3, 9_998, 9_999):
+        for adopted in {0, 1, place - 1}:
+            before = [
+                msgspec.structs.replace(VERDICT, place=each, verdict="adopted" if each <= adopted else "rejected")
+                for each in range(1, place)
+            ]
+            for again in (False, True):
+                now = Stream(Path("s"), record, before, None)
+                keys = {"command": "true {seed}", "read": "loss {number}"}
+                idea = experiment_of_idea(now, "a", {}, match="tokens", because="", again=again, base=keys)
+                screens |= {*screening_seeds(idea)}
+            confirmations.append((place, {*confirming_seeds(idea.stop)}))
+    of_places = dict(confirmations)
+    assert all(seeds == of_places[place] for place, seeds in confirmations)
+    assert all(len(seeds) == 2 * looks[-1] for seeds in of_places.values())
+    assert len(set().union(screens, *of_places.values())) == len(screens) + sum(map(len, of_places.values()))
 
 
 def test_what_is_no_stream_is_one_line(stream, tmp_path):
     end(stream(0.1))
     verdict = tmp_path / "s" / "ideas" / folder_of(1, "a") / "verdict.json"
     content = verdict.read_text()
-    verdict.write_text(content.replace('"runs": 8', '"runs": "many"'))
+    verdict.write_text(content.replace('"runs": 6', '"runs": "many"'))
     with pytest.raises(ValueError, match=r"verdict.json is no file of this program: Expected `int`, got `str` - at"):
         Stream.read(tmp_path / "s")
     verdict.write_text(content.replace('"place": 1', '"place": 2'))
@@ -200,11 +226,14 @@ def test_a_reason_is_one_line(tmp_path, because):
         experiment_of_idea(Stream.read(tmp_path), "a", {"x": 1}, match="tokens", because=because, again=False)
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": 0.9}, {"most": 3}, {"most": 401}, {"workers": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"alpha": 0.9}, {"minimal_gain": -0.1}, {"minimal_gain": float("nan")}, {"workers": 0}]
+)
 def test_settings_are_checked(wrong):
-    assert settings(None, None, None) == {"alpha": 0.05, "most": 24, "workers": None}
+    assert settings() == {"alpha": 0.05, "minimal_gain": 0.0, "workers": None, "looks": (12, 20)}
+    assert settings(is_thorough=True)["looks"] == (24, 48)
     with pytest.raises(ValueError, match=f"ablate try: {next(iter(wrong))} is"):
-        settings(**{"alpha": None, "most": None, "workers": None, **wrong})
+        settings(**wrong)
 
 
 def mean_of(pairs, count):
@@ -226,11 +255,11 @@ def test_a_final_stream_publishes_its_losses_and_takes_no_more_ideas(stream, tmp
     assert (better.verdict, worse.verdict) == ("adopted", "rejected")
     for row in (better, worse):  # the losses give the numbers again
         assert mean_of(row.by_seed, row.pairs) == pytest.approx(row.difference)
-        differences = [pair.difference for pair in row.by_seed][: row.pairs]
-        assert e_value_of(differences) == pytest.approx(row.idea.e_value)
     (confirmed,) = report.of_kind("confirmation")
     assert confirmed.variant == better.variant
     assert mean_of(confirmed.by_seed, confirmed.pairs) == pytest.approx(confirmed.difference)
+    differences = [pair.difference for pair in confirmed.by_seed][: confirmed.pairs]
+    assert StreamRule().p_at(0, differences) == better.idea.p <= better.idea.level
     assert len(confirmed.by_seed) == confirmed.pairs
     with pytest.raises(ValueError, match="is final, and its report has the losses of its seeds: begin another stream"):
         refuse_final(Stream.read(out))

@@ -93,8 +93,8 @@ def test_seeds_that_are_not_known_are_places(losses):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "runs.csv is empty: a table has the columns variant, seed, and a metric, or one column per variant"),
-        (" \n\n", "runs.csv is empty"),
+        ("", "runs.csv is empty, expected CSV, TSV, or JSON lines with a row for each run"),
+        (" \n\n", "runs.csv is empty, "),
         (b"PK\x03\x04\x00\xff", "runs.csv is not UTF-8 text: byte 5"),
         (b"a,b\n1,\x002\n", "runs.csv is a binary file, expected CSV, TSV, or JSON lines"),
         ("variant,seed,loss\n", "runs.csv has no rows below its column names"),

@@ -395,8 +395,8 @@ EXCUSED = re.compile("is not installed|has none$|it needs CUDA")  # what the env
 
 @pytest.mark.slow
 @pytest.mark.parametrize("letter", PARTS)
-def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path, text_file, quick_processes):
-    """The whole command, killed after its first rows, and started again; its runs start at once."""
+def test_a_dry_run_measures_everything(letter, tmp_path, text_file, quick_processes):
+    """The whole command, whose runs start at once; one part is killed after its first rows, and started again."""
     part, inputs, out = PARTS[letter], tmp_path / "inputs", tmp_path / "out"
     inputs.mkdir()
     (inputs / "tinyshakespeare.txt").write_bytes(text_file.read_bytes())
@@ -413,20 +413,23 @@ def test_a_dry_run_measures_everything_and_goes_on_after_a_kill(letter, tmp_path
     environment = {**clean, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment |= {**quick_processes.environment, PROCESS_ID: str(tmp_path / "process")}
     path = out / f"{part.PART.name}-dry-run.json"
-    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
-        while process.poll() is None and not path.exists():
-            time.sleep(0.1)
-        os.kill(int((tmp_path / "process").read_text()), signal.SIGKILL)
-        assert process.wait() == KILLED
-    first = read_rows(path)[0]
+    first = None
+    if part is training:
+        with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
+            while process.poll() is None and not path.exists():
+                time.sleep(0.1)
+            os.kill(int((tmp_path / "process").read_text()), signal.SIGKILL)
+            assert process.wait() == KILLED
+        first = read_rows(path)[0]
     done = subprocess.run([*words, "--limit-s", "1500"], cwd=ROOT, env=environment, capture_output=True, text=True)
     rows = read_rows(path)
     failed = {row.variant: row.error for row in rows if row.error and not EXCUSED.search(row.error)}
     assert not failed, done.stderr
     assert "not measured" not in done.stdout
     assert {row.task for row in rows} == tasks
-    again = vars(next(row for row in rows if (row.task, row.variant) == (first.task, first.variant)))
-    assert {**again, **vars(first)} == again  # it may be completed from rows that came later
+    if first is not None:
+        again = vars(next(row for row in rows if (row.task, row.variant) == (first.task, first.variant)))
+        assert {**again, **vars(first)} == again  # it may be completed from rows that came later
     assert path.with_suffix(".png").is_file(), f"{done.stdout}\n{done.stderr}"
     assert path.with_suffix(".png").stat().st_size > 5000
     assert json.loads(path.read_text())["command"] == f"python -m benchmarks.gpu --part {letter} --dry-run"

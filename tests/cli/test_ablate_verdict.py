@@ -80,7 +80,7 @@ def test_the_table_is_printed_for_papers_and_programs(said):
         (LONG, ("--metric", "bpb"), "metric must be one of steps, loss: losses.csv has no column 'bpb'"),
         (LONG, ("--metric", "loss", "--alpha", "5"), "alpha must be above 0 and below 0.5, got 5.0"),
         (LONG, ("--metric", "loss", "--delta", "nan"), "delta must be above 0, got nan"),
-        ("", (), "losses.csv is empty: "),
+        ("", (), "losses.csv is empty, "),
         (b"\x93NUMPY", (), "losses.csv is not UTF-8 text: byte 0"),
         ("baseline,gelu\n3.2,3.1\n", (), "losses.csv has one seed per variant, "),
         ("baseline,gelu\n3.2,3.1\n3.3,\n", (), "losses.csv has 1 run of 'gelu' and 2 of 'baseline', "),

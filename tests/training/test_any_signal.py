@@ -19,7 +19,7 @@ from tests.tiny_run import assert_same_weights
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 STEPS = 12
-PAIRS_OF_BOUNDARY, TRIPLES_OF_LAYOUT = 3, 10
+PAIRS_OF_BOUNDARY, TRIPLES_OF_LAYOUT = 1, 4
 MODEL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 8}
 DATA = {"tokenizer": "byte", "context_length": 8, "global_batch_size": 4, "micro_batch_size": 2}
 LAYOUTS = {

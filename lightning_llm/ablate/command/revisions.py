@@ -1,5 +1,6 @@
 """Two revisions of a repository as the variants of an experiment: looked up, compared, and stored. Needs git."""
 
+import itertools
 import json
 import os
 import shutil
@@ -109,6 +110,10 @@ def _compared(trees: Trees, command: Command, found: dict[str, Tree]) -> Iterato
         ValueError: A comparison would be wrong.
     """
     base = found[BASELINE]
+    for tree, other in itertools.permutations(found.values(), 2):
+        if tree.hash == other.hash and (more := [each for each in tree.merged if each not in other.merged]):
+            problem = f"{' and '.join(more)} adds nothing to {other.name}"
+            raise ValueError(f"{problem}: give revisions that each change something of their own, or leave one out")
     for tree in found.values():
         if tree.name == base.name:  # the baseline, and combinations of factors that are options
             continue

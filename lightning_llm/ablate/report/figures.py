@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from lightning_llm.ablate.names import ADOPTED, OUT_OF_PAIRS, REJECTED, STOPPED
+from lightning_llm.ablate.names import ADOPTED, REJECTED, STOPPED
 from lightning_llm.ablate.report.record import ReportRecord, Row
 from lightning_llm.io.charts import COLORS, GRAY, legend
 from lightning_llm.io.units import MIB
 from lightning_llm.io.untrusted import printable
 
 MARKERS = "os^D"  # more variants than colors differ in these
-_OF_VERDICT = {ADOPTED: COLORS[2], REJECTED: GRAY, OUT_OF_PAIRS: COLORS[3], STOPPED: COLORS[4]}
+_OF_VERDICT = {ADOPTED: COLORS[2], REJECTED: GRAY, STOPPED: COLORS[4]}
 
 
 def colors_of(report: ReportRecord) -> dict[str, str]:

@@ -7,16 +7,16 @@ from lightning_llm.ablate.names import BASELINE, NEGATED
 from lightning_llm.ablate.report import words
 from lightning_llm.ablate.report.record import VERSION, Idea, Pair, Row, StreamFacts, Variant, row_of
 from lightning_llm.ablate.report.report import Report
-from lightning_llm.ablate.stream import Mean, Stream, gain_of, pairs_of
+from lightning_llm.ablate.stream import Confirmation, Mean, Stream, gain_of, pairs_of
 from lightning_llm.ablate.stream import Verdict as IdeaVerdict
-from lightning_llm.ablate.words import bounds, pairs_in_words, parameter_excess
+from lightning_llm.ablate.words import pairs_in_words, parameter_excess, signed
 from lightning_llm.io.units import shown_duration
 from lightning_llm.io.untrusted import printable
 from lightning_llm.statistics.design import BETTER, NOT_SHOWN
 from lightning_llm.statistics.verdict import Verdict
 from lightning_llm.training.metrics import VAL_LOSS, unit_of_metric
 
-RULE = "e-LOND"
+RULE = "screen and confirm, LOND"
 LEVEL = 0.95  # of each interval
 
 
@@ -26,7 +26,7 @@ def stream_report(stream: Stream) -> Report:
     name = VAL_LOSS if first is None else first.metric
     metric = name.removeprefix(NEGATED)
     higher_is_better = metric != name
-    unit = unit_of_metric(metric) if first is None or first.unit in ("", name) else first.unit
+    unit = unit_of_metric(metric) if first is None or not first.unit else first.unit
     rows = [row for verdict in stream.verdicts for row in rows_of_idea(stream, verdict)]
     names = dict.fromkeys(verdict.name for verdict in stream.verdicts)
     unfinished = stream.unfinished
@@ -45,7 +45,8 @@ def stream_report(stream: Stream) -> Report:
         variants={BASELINE: Variant(), **{name: Variant() for name in names}},
         stream=StreamFacts(
             rule=RULE,
-            most=stream.record.most,
+            looks=list(stream.record.looks),
+            minimal_gain=stream.record.minimal_gain,
             configs=list(stream.record.asked.baseline),
             fit_options=list(stream.record.asked.options),
             adopted=[verdict.place for verdict in stream.adopted],
@@ -53,7 +54,8 @@ def stream_report(stream: Stream) -> Report:
             run_seconds=stream.run_seconds,
             is_final=stream.is_final,
             unfinished="" if unfinished is None else unfinished.name,
-            next_threshold=None if stream.is_final else float(stream.rule.threshold(stream.place, len(stream.adopted))),
+            next_level=None if stream.is_final else stream.next_level,
+            pair_sd=stream.pair_sd,
         ),
         environment=dict(stream.record.environment),
     )
@@ -74,8 +76,8 @@ def rows_of_idea(stream: Stream | None, verdict: IdeaVerdict) -> list[Row]:
         place=verdict.place,
         because=verdict.because,
         options=verdict.options,
-        e_value=verdict.e_value,
-        threshold=verdict.threshold,
+        level=verdict.level,
+        p=None if verdict.confirmation is None else verdict.confirmation.p,
         runs=verdict.runs,
         run_seconds=verdict.run_seconds,
         plan=verdict.plan,
@@ -84,45 +86,35 @@ def rows_of_idea(stream: Stream | None, verdict: IdeaVerdict) -> list[Row]:
     about: dict[str, Any] = {
         "variant": verdict.name,
         "metric": metric,
-        "unit": unit_of_metric(metric) if verdict.unit in ("", verdict.metric) else verdict.unit,
+        "unit": verdict.unit or unit_of_metric(metric),
         "higher_is_better": metric != verdict.metric,
         "idea": idea,
     }
-    reason = _reason(verdict)
-    found = _verdict_of(verdict.verdict, reason, verdict, is_adopted=verdict.is_adopted)
+    found = _verdict_of(verdict, verdict.screen)
     rows = [row_of(found, by_seed=_pairs(by_seed.get("by_seed", [])), **about)]
     if verdict.confirmation is not None:
-        fresh = _verdict_of(verdict.verdict, reason, verdict.confirmation, is_adopted=verdict.is_adopted)
+        fresh = _verdict_of(verdict, verdict.confirmation)
         pairs = _pairs(by_seed.get("confirming_by_seed", []))
         rows.append(row_of(fresh, by_seed=pairs, **about, kind="confirmation"))
     return rows
-
-
-def _reason(verdict: IdeaVerdict) -> str:
-    """Why an idea has its verdict, with the interval in the metric's own values."""
-    fresh = verdict.confirmation
-    if not verdict.metric.startswith(NEGATED) or fresh is None or fresh.interval is None:
-        return verdict.reason
-    low, high = fresh.interval
-    reason = verdict.reason.replace(bounds(fresh.interval), bounds((-high, -low)))
-    return reason.replace("lies below 0", "lies above 0")
 
 
 def _pairs(values: Sequence[dict[str, Any]]) -> list[Pair]:
     return [Pair(pair["seed"], pair["baseline"], pair["variant"]) for pair in values]
 
 
-def _verdict_of(word: str, reason: str, mean: Mean | IdeaVerdict, *, is_adopted: bool) -> Verdict:
+def _verdict_of(verdict: IdeaVerdict, mean: Mean) -> Verdict:
     """A mean of a stream in the fields of a verdict."""
     return Verdict(
-        verdict=word,
-        direction=BETTER if is_adopted else NOT_SHOWN,
-        sentence=reason,
+        verdict=verdict.verdict,
+        direction=BETTER if verdict.is_adopted else NOT_SHOWN,
+        sentence=verdict.reason,
         has_ended=True,
         pairs=mean.pairs,
         difference=mean.difference,
         interval=mean.interval,
         level=LEVEL,
+        sd=mean.sd,
         diverged=0,
         baseline_diverged=0,
         note="",
@@ -135,11 +127,21 @@ def idea_lines(verdict: IdeaVerdict) -> list[str]:
     row, *fresh = rows_of_idea(None, verdict)
     lines = [f"{verdict.name}: {verdict.verdict} (place {verdict.place} of the stream): {row.sentence}."]
     lines += [f"Because: {printable(verdict.because)}"] if verdict.because else []
-    lines.append(f"Difference {_difference(row)} {row.unit} after {pairs_in_words(row.pairs)}.")
-    lines += [f"On {each.pairs} fresh pairs: {_difference(each)} {each.unit}." for each in fresh]
-    lines.append(f"E-value {verdict.e_value:.3g}, threshold {verdict.threshold:.3g}.")
+    lines.append(f"Screen: difference {_difference(row)} {row.unit} after {pairs_in_words(row.pairs)}.")
+    lines += [f"Gain, on {each.pairs} fresh pairs: {_difference(each)} {each.unit}." for each in fresh]
+    if verdict.is_adopted and verdict.confirmation is not None:
+        lines.append(_spread_of_gain(verdict.confirmation, fresh[0]))
     lines += _costs(verdict)
     return [*lines, f"{verdict.runs} runs were trained, {shown_duration(verdict.run_seconds)} together."]
+
+
+def _spread_of_gain(fresh: Confirmation, row: Row) -> str:
+    """The median and the least improvement of the fresh pairs: no test of a dozen sees a disaster that is rare."""
+    assert fresh.median is not None
+    assert fresh.worst is not None
+    sign = -1 if row.higher_is_better else 1
+    median, worst = (signed(sign * value, words.digits_of(row)) for value in (fresh.median, fresh.worst))
+    return f"Of the fresh pairs, the median is {median}, and the one with the least improvement {worst}."
 
 
 def _difference(row: Row) -> str:

@@ -56,8 +56,10 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
         place: In the stream, from 1.
         because: Why somebody believed in it.
         options: That it changes.
-        e_value: Evidence of its pairs.
-        threshold: Evidence that it needed.
+        p: One-sided p of its fresh pairs; ``None``: no look at them, or its stream had another rule.
+        level: The p that it must not exceed; ``None``: its stream had another rule.
+        e_value: Evidence of its pairs by the rule e-LOND; ``None``: its stream had another rule.
+        threshold: Evidence that it needed by that rule.
         runs: Number of runs that were trained for it.
         run_seconds: Seconds that these took together.
         plan: Hash of its plan.
@@ -67,12 +69,14 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
     place: int
     because: str
     options: dict[str, Any]
-    e_value: float
-    threshold: float
     runs: int
     run_seconds: float
     plan: str
     match: str
+    p: float | None = None
+    level: float | None = None
+    e_value: float | None = None
+    threshold: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -526,7 +530,9 @@ class StreamFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         rule: Name of the rule that adopts.
-        most: Most pairs of an idea, besides those that confirm it.
+        looks: Numbers of fresh pairs after which an idea may be adopted; none: its rule was e-LOND.
+        minimal_gain: An adopted idea improves the metric by more than this.
+        most: Most pairs of an idea by the rule e-LOND, besides those that confirm it.
         configs: Of the first baseline.
         fit_options: Further options of the first baseline.
         adopted: Places of the ideas that were.
@@ -534,11 +540,14 @@ class StreamFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
         run_seconds: Seconds of all runs together.
         is_final: Whether it takes no more ideas; then rows have their pairs.
         unfinished: Idea without a verdict; empty: none.
-        next_threshold: Evidence that the next idea needs.
+        next_level: The p that the next idea must not exceed.
+        pair_sd: Standard deviation of a pair's difference, as the median over the ideas; ``None``: not known yet.
     """
 
     rule: str
-    most: int
+    looks: list[int] = []
+    minimal_gain: float = 0.0
+    most: int | None = None
     configs: list[str] = []
     fit_options: list[str] = []
     adopted: list[int] = []
@@ -546,7 +555,8 @@ class StreamFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     run_seconds: float = 0.0
     is_final: bool = False
     unfinished: str = ""
-    next_threshold: float | None = None
+    next_level: float | None = None
+    pair_sd: float | None = None
 
 
 class StepMemory(msgspec.Struct, kw_only=True, frozen=True):

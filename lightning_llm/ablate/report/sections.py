@@ -4,7 +4,7 @@ The first section is what was found. ``render.py`` prints all of them.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -228,7 +228,12 @@ def _of_effects(report: ReportRecord) -> Section:
     rows = report.effects
     figure = Figure("effects", partial(figures.effects, report=report), 1.3 + 0.55 * len(rows))
     head = ["effect", "what it is", "pairs", "difference", "interval", P_ADJUSTED, "verdict"]
-    cells = [[row.label, words.OF_EFFECT[row.kind], *_cells(row, has_p=True)] for row in rows]
+    cells = []
+    for row in rows:
+        count, difference, interval, *others = _cells(row, has_p=True)
+        if row.interval is not None and row.level is not None:  # each kind of effect has its own
+            interval = f"{interval} ({percent(row.level)})"
+        cells.append([row.label, words.OF_EFFECT[row.kind], count, difference, interval, *others])
     table = Table(head, cells, optional=("what it is", P_ADJUSTED))
     return Section("Do they add up?", [figure, table, *words.effect_lines(report)])
 
@@ -359,7 +364,7 @@ def _of_stream(report: ReportRecord) -> Document:
             "an idea, with its 95% interval, beside the baseline that it was compared with."
         )
         parts = [Figure("baseline", partial(figures.staircase, report=report), 3.6, caption=caption)]
-        parts.append(_ideas_table(ideas))
+        parts.append(_ideas_table(ideas, _confirmed(report)))
     found = Section("The baseline, and what was tried", [*parts, *words.stream_lines(report)])
     sections = []
     if ideas:
@@ -379,28 +384,36 @@ def _title(row: Row) -> str:
     return row.variant if row.idea is None else f"{row.idea.place}. {row.variant}"
 
 
-def _ideas_table(ideas: Sequence[Row]) -> Table:
+def _confirmed(report: ReportRecord) -> dict[int, Row]:
+    """The rows of fresh pairs by the place of their idea."""
+    return {row.idea.place: row for row in report.of_kind("confirmation") if row.idea is not None}
+
+
+def _ideas_table(ideas: Sequence[Row], confirmed: Mapping[int, Row]) -> Table:
+    """The ideas; the difference of one that was confirmed is that of its fresh pairs."""
     head = ["idea", "verdict", "pairs", "difference", "95% interval"]
-    rows = [
-        [_title(row), row.verdict, str(row.pairs), words.difference_of(row), words.interval_of(row)] for row in ideas
-    ]
+    rows = []
+    for idea in ideas:
+        row = confirmed.get(idea.idea.place, idea) if idea.idea is not None else idea
+        pairs = f"{row.pairs} fresh" if row is not idea else str(row.pairs)
+        rows.append([_title(row), row.verdict, pairs, words.difference_of(row), words.interval_of(row)])
     return Table(head, rows)
 
 
 def _evidence_table(report: ReportRecord) -> Table:
-    head = ["idea", "e-value", "threshold", "runs", "time of runs", "confirming pairs", "their difference", "interval"]
-    confirmed = {row.idea.place: row for row in report.of_kind("confirmation") if row.idea is not None}
+    """The evidence for each idea, what it needed, and what it took."""
+    is_earlier = any(row.idea is not None and row.idea.e_value is not None for row in report.rows)
+    evidence = ["e-value", "threshold"] if is_earlier else ["p", "level"]
+    head = ["idea", "pairs of the screen", "difference", "interval", *evidence, "runs", "time of runs"]
     rows = []
     for row in report.of_kind("result"):
         idea = row.idea
         if idea is None:
             continue
-        cells = [f"{idea.e_value:.3g}", f"{idea.threshold:.3g}", str(idea.runs), shown_duration(idea.run_seconds)]
-        fresh = confirmed.get(idea.place)
-        cells += ["–"] * 3 if fresh is None else [
-            str(fresh.pairs), words.difference_of(fresh), words.interval_of(fresh)
-        ]  # fmt: skip
-        rows.append([_title(row), *cells])
+        found, needed = (idea.e_value, idea.threshold) if is_earlier else (idea.p, idea.level)
+        cells = [str(row.pairs), words.difference_of(row), words.interval_of(row)]
+        cells += ["–" if number is None else f"{number:.3g}" for number in (found, needed)]
+        rows.append([_title(row), *cells, str(idea.runs), shown_duration(idea.run_seconds)])
     return Table(head, rows, is_detail=True)
 
 

@@ -24,6 +24,7 @@ from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
 from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE
+from lightning_llm.statistics.stream import POWER
 from lightning_llm.training.metrics import METRICS
 
 FURTHER = "Further pairs are a range, since the true difference may be anywhere in its 80% interval."
@@ -547,9 +548,30 @@ def stream_lines(report: ReportRecord) -> list[str]:
         lines.append(f"{stream.unfinished} has no verdict yet: {command} continues it.")
     if stream.is_final:
         return [*lines, "It is final: report.json has the values of all pairs, and no idea can be tried any more."]
-    place = len(ideas) + 1
-    if stream.next_threshold is not None:
-        need = f"has to reach an e-value of {stream.next_threshold:.3g} within {stream.most} pairs"
-        lines.append(f"An idea at place {place} {need}.")
+    if stream.next_level is not None:
+        looks = " or ".join(map(str, stream.looks))
+        lines.append(f"The next idea is adopted if p is at most {stream.next_level:.2g}, after {looks} fresh pairs.")
+        lines.append(power_of_stream(tuple(stream.looks), stream.pair_sd, stream.minimal_gain, report.unit))
     about = "If differences are about normal, the expected share of useless ideas among the adopted ones is at most"
     return [*lines, f"{about} {100 * report.alpha:g}%."]
+
+
+def power_of_stream(looks: Sequence[int], pair_sd: float | None, minimal_gain: float, unit: str) -> str:
+    """How likely an idea that helps is adopted, in the unit of the metric once the spread of a pair is known.
+
+    Args:
+        looks: Numbers of fresh pairs after which an idea may be adopted.
+        pair_sd: Standard deviation of a pair's difference; ``None``: not known yet.
+        minimal_gain: Of an adopted idea.
+        unit: Of the metric.
+    """
+    power = POWER[tuple(looks)]
+    if pair_sd is None:
+        sizes = [f"{size:g}" for size in power]
+        of_pair = " standard deviations of a pair's difference, which the first screen measures"
+    else:
+        sizes = [f"{size * pair_sd:.2g}" for size in power]
+        of_pair = f" {unit} (the standard deviation of a pair's difference is {pair_sd:.2g})"
+    found = ", ".join(f"{100 * share:.0f}% of {size}" for size, share in zip(sizes, power.values(), strict=True))
+    beyond = f" beyond the minimal gain of {minimal_gain:g}" if minimal_gain else ""
+    return f"Of improvements{beyond}, this adopts {found}{of_pair}."

@@ -213,8 +213,8 @@ class Trees:
                     problem = f"{shown(other)} cannot be merged with {shown(revision)}, which takes git 2.38 or later"
                     raise ValueError(f"{problem}: {error}") from None
                 files = listed(names_in(error.output)[1:]) or "the same folder"
-                before = " and ".join(map(shown, (revision, *others[:place])))
-                advice = "merge them by hand into a branch, and compare it with --revisions"
+                before = " and ".join(map(shown, others[:place] or (revision,)))
+                advice = "change one of them so that git can merge both, or leave one out"
                 raise ValueError(f"{shown(other)} conflicts with {before} in {files}: {advice}") from None
             message = f"{other} merged"
             commit = text_of(self.in_store("commit-tree", "-p", commit, "-p", its_commit, "-m", message, tree))

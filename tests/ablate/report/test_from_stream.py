@@ -9,10 +9,13 @@ from msgspec.structs import replace
 from lightning_llm.ablate.report.figures import staircase
 from lightning_llm.ablate.report.from_stream import idea_lines, stream_report
 from lightning_llm.ablate.report.report import Report
-from lightning_llm.ablate.report.words import stream_lines
-from lightning_llm.ablate.stream import Asked, Mean, Stream, StreamRecord, Verdict
+from lightning_llm.ablate.report.words import power_of_stream, stream_lines
+from lightning_llm.ablate.stream import Asked, Confirmation, Mean, Stream, StreamRecord, Verdict
 from lightning_llm.io.charts import canvas
+from tests.ablate.test_experiment import ROOT
 
+REASON = "12 fresh pairs: p 0.0012, at most its level of 0.0045"
+TOO_LITTLE = "the screen of 3 pairs found too little: t -0.80, at least 0.5 goes on"
 VERDICT = Verdict(
     place=1,
     name="<b>relu2",
@@ -21,13 +24,12 @@ VERDICT = Verdict(
     match="flops",
     metric="val_loss",
     verdict="adopted",
-    reason="8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0",
-    difference=-0.031,
-    interval=(-0.04, -0.02),
-    pairs=6,
-    e_value=81.2345,
-    threshold=40.55,
-    confirmation=Mean(difference=-0.02, interval=(-0.03, -0.01), pairs=8),
+    reason=REASON,
+    screen=Mean(difference=-0.031, interval=(-0.04, -0.02), pairs=8, sd=0.012),
+    level=0.0045,
+    confirmation=Confirmation(
+        difference=-0.02, interval=(-0.03, -0.01), pairs=12, sd=0.011, p=0.00123, median=-0.019, worst=0.002
+    ),
     parameters=(100_000, 102_000),
     steps=(60, 70),
     runs=28,
@@ -40,12 +42,10 @@ REJECTED = replace(
     place=2,
     name="b",
     verdict="rejected",
-    reason="the e-value is below 1",
-    pairs=4,
+    reason=TOO_LITTLE,
+    screen=Mean(difference=0.01, interval=(-0.01, 0.03), pairs=3, sd=0.016),
     confirmation=None,
     because="",
-    difference=0.01,
-    interval=(-0.01, 0.03),
     run_seconds=30.0,
     parameters=(100_000, 100_500),
     steps=(70, 70),
@@ -57,48 +57,51 @@ def stream(tmp_path):
     """Two ideas, of which the first was adopted, and a third without a verdict."""
     asked = Asked(baseline={"base.yaml": "0" * 64}, options=[])
     environment = {"precision": "32-true"}
-    record = StreamRecord(asked=asked, alpha=0.05, most=24, workers=None, environment=environment)
+    record = StreamRecord(
+        asked=asked, alpha=0.05, looks=(12, 20), minimal_gain=0.0, workers=None, environment=environment
+    )
     return Stream(tmp_path, record, [VERDICT, REJECTED], tmp_path / "ideas" / "0003-c")
 
 
 def test_a_verdict_is_a_few_lines_and_the_decision_comes_first():
     assert idea_lines(VERDICT) == [
-        "<b>relu2: adopted (place 1 of the stream): 8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0.",
+        f"<b>relu2: adopted (place 1 of the stream): {REASON}.",
         "Because: cheap",
-        "Difference -0.0310 (95% interval -0.0400 to -0.0200) nats/token after 6 pairs.",
-        "On 8 fresh pairs: -0.0200 (95% interval -0.0300 to -0.0100) nats/token.",
-        "E-value 81.2, threshold 40.5.",
+        "Screen: difference -0.0310 (95% interval -0.0400 to -0.0200) nats/token after 8 pairs.",
+        "Gain, on 12 fresh pairs: -0.0200 (95% interval -0.0300 to -0.0100) nats/token.",
+        "Of the fresh pairs, the median is -0.0190, and the one with the least improvement +0.0020.",
         "Same flops; 102,000 parameters instead of 100,000; 70 steps instead of 60.",
         "28 runs were trained, 90.0 s together.",
     ]
     lines = idea_lines(REJECTED)
     assert not any("Because" in line or "fresh" in line for line in lines)
     assert "Same flops." in lines  # half a percent of the parameters is no difference to name
-    none = idea_lines(replace(REJECTED, difference=None, interval=None, pairs=0))
-    assert "Difference – nats/token after 0 pairs." in none
+    none = idea_lines(replace(REJECTED, screen=Mean(difference=None, interval=None, pairs=0)))
+    assert "Screen: difference – nats/token after 0 pairs." in none
 
 
 def test_the_table_and_the_sentences_tell_what_was_tried(stream):
     report = stream_report(stream)
     found = report.to_markdown().splitlines()
     assert found[found.index("| idea | verdict | pairs | difference | 95% interval |") + 2 :][:2] == [
-        "| 1. &lt;b>relu2 | adopted | 6 | -0.0310 | -0.0400 to -0.0200 |",
-        "| 2. b | rejected | 4 | +0.0100 | -0.0100 to +0.0300 |",
+        "| 1. &lt;b>relu2 | adopted | 12 fresh | -0.0200 | -0.0300 to -0.0100 |",
+        "| 2. b | rejected | 3 | +0.0100 | -0.0100 to +0.0300 |",
     ]
     page = report.write(stream.out).read_text()
-    reason = "8 fresh pairs: the interval -0.0300 to -0.0100 lies below 0"
-    assert f"<td>1. &lt;b&gt;relu2</td><td>cheap</td><td>adopted</td><td>{reason}</td>" in page
-    assert "<td>2. b</td><td>–</td><td>rejected</td><td>the e-value is below 1</td>" in page
-    numbers = (
-        "<td>81.2</td><td>40.5</td><td>28</td><td>90.0 s</td><td>8</td><td>-0.0200</td><td>-0.0300 to -0.0100</td>"
-    )
-    assert f"<td>1. &lt;b&gt;relu2</td>{numbers}" in page
-    assert "<td>30.0 s</td><td>–</td><td>–</td><td>–</td>" in page
+    assert f"<td>1. &lt;b&gt;relu2</td><td>cheap</td><td>adopted</td><td>{REASON}</td>" in page
+    assert f"<td>2. b</td><td>–</td><td>rejected</td><td>{TOO_LITTLE}</td>" in page
+    numbers = "<td>8</td><td>-0.0310</td><td>-0.0400 to -0.0200</td><td>0.00123</td><td>0.0045</td><td>28</td>"
+    assert f"<td>1. &lt;b&gt;relu2</td>{numbers}<td>90.0 s</td>" in page
+    assert "<td>–</td><td>0.0045</td><td>28</td><td>30.0 s</td>" in page
     lines = stream_lines(report)
     assert lines[0] == "2 ideas, adopted: 1. <b>relu2; 2.0 minutes of runs."
     assert lines[1].startswith("0003-c has no verdict yet: lightning-llm ablate try ")
-    assert lines[2] == "An idea at place 3 has to reach an e-value of 162 within 24 pairs."
-    assert lines[3].endswith("useless ideas among the adopted ones is at most 5%.")
+    assert lines[2] == "The next idea is adopted if p is at most 0.0076, after 12 or 20 fresh pairs."
+    assert lines[3] == (
+        "Of improvements, this adopts 7% of 0.007, 74% of 0.014, 98% of 0.021 nats/token (the standard deviation of a "
+        "pair's difference is 0.014)."
+    )
+    assert lines[4].endswith("useless ideas among the adopted ones is at most 5%.")
     assert "a difference is idea minus baseline, so a negative one is an improvement." in str(report)
 
 
@@ -140,10 +143,9 @@ def test_where_higher_is_better_an_improvement_is_positive(stream):
     assert (fresh.difference, fresh.interval) == (0.02, (0.01, 0.03))
     assert (rejected.difference, rejected.interval) == (-0.01, (-0.03, 0.01))
     assert report.stream.gain == 0.02
-    reason = "8 fresh pairs: the interval +0.0100 to +0.0300 lies above 0"
-    assert (row.sentence, fresh.sentence, rejected.sentence) == (reason, reason, REJECTED.reason)
-    assert idea_lines(verdicts[0])[0].endswith(f": {reason}.")
-    assert "Difference +0.0310 (95% interval +0.0200 to +0.0400) accuracy after 6 pairs." in idea_lines(verdicts[0])
+    lines = idea_lines(verdicts[0])
+    assert "Screen: difference +0.0310 (95% interval +0.0200 to +0.0400) accuracy after 8 pairs." in lines
+    assert "Of the fresh pairs, the median is +0.0190, and the one with the least improvement -0.0020." in lines
 
 
 def test_the_staircase_goes_down_by_the_confirmed_difference(stream):
@@ -155,3 +157,21 @@ def test_the_staircase_goes_down_by_the_confirmed_difference(stream):
         np.testing.assert_allclose(line.get_ydata(), [0.0, -0.02, -0.02, -0.02])
         dots = [container.lines[0].get_xydata()[0] for container in axis.containers]
     np.testing.assert_allclose(dots, [[1, -0.031], [2, -0.02 + 0.01]])
+
+
+def test_power_is_told_in_standard_deviations_until_one_is_known():
+    assert power_of_stream((12, 20), None, 0.0, "nats/token") == (
+        "Of improvements, this adopts 7% of 0.5, 74% of 1, 98% of 1.5 standard deviations of a pair's difference, "
+        "which the first screen measures."
+    )
+    assert "Of improvements beyond the minimal gain of 0.01, this adopts 25% of" in power_of_stream(
+        (24, 48), 0.02, 0.01, "nats/token"
+    )
+
+
+def test_a_report_by_the_earlier_rule_shows_its_evidence():
+    report = Report.read(ROOT / "docs" / "experiments" / "stream-parts.json")
+    assert report.stream.rule == "e-LOND"
+    page = report._repr_html_()
+    assert "<th>e-value</th><th>threshold</th>" in page
+    assert "<td>0.217</td><td>40.6</td>" in page

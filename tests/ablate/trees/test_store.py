@@ -207,9 +207,7 @@ def test_branches_are_merged_as_git_does_and_nothing_of_the_user_s_is_written(br
 
 
 def test_branches_that_change_the_same_lines_are_one_line(branches, ours):
-    with pytest.raises(
-        ValueError, match=r"^'clash' conflicts with 'main' and 'width' and 'lr' in lr\.py: merge them by"
-    ):
+    with pytest.raises(ValueError, match=r"^'clash' conflicts with 'width' and 'lr' in lr\.py: change one"):
         ours().merged("main", ["width", "lr", "clash"])
     with pytest.raises(ValueError, match=r"^'nothing' is not a revision of"):
         ours().merged("main", ["width", "nothing"])
