@@ -29,6 +29,7 @@ from lightning_llm.statistics.design import (
     BETTER,
     FAILED_TO_TRAIN,
     FEWEST,
+    LARGER,
     NOT_SHOWN,
     WORSE,
     Answer,
@@ -39,6 +40,9 @@ from lightning_llm.statistics.estimates import Estimate
 from lightning_llm.statistics.looks import OneLook, PlannedLook, Rule
 from lightning_llm.statistics.no_spread import NoSpread, no_spread
 from lightning_llm.statistics.robust import Robust, robust
+from lightning_llm.statistics.windows import WindowError
+
+SMALL_WINDOW_ERROR = 0.25  # of the standard deviation of a pair: with 16 pairs, it would widen an interval by 41%
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +182,31 @@ def verdicts(
             raise ValueError(f"{name} has {values}: every pair needs both")
     design = Design(alpha / max(1, variants or len(samples)), checked_looks(looks), delta, half_width)
     return {name: _Case(sample, design, alpha).verdict() for name, sample in samples.items()}
+
+
+def with_window_error(found: Verdict, error: WindowError | None, delta: float | None) -> Verdict:
+    """A verdict that claims to exceed ``delta`` only if it also would on other validation text of the same kind.
+
+    The error over windows is independent of that over seeds, so the interval widens by the root of both squares. A
+    direction, and an interval, remain those of the validation text that was used.
+
+    Args:
+        found: A verdict.
+        error: Of its difference over the validation windows; one below ``SMALL_WINDOW_ERROR`` changes nothing.
+        delta: The smallest difference that matters.
+    """
+    claims_more = found.against_delta == LARGER and found.critical is not None and bool(found.sd)
+    if error is None or delta is None or not claims_more or error.pair <= SMALL_WINDOW_ERROR * (found.sd or 0):
+        return found
+    assert found.critical is not None
+    assert found.sd is not None
+    assert found.difference is not None
+    half = found.critical * math.sqrt(found.sd**2 / (found.pairs - found.baseline_diverged) + error.mean**2)
+    if abs(found.difference) - half > delta:
+        return found
+    sentence = Answer(found.direction, NOT_SHOWN).sentence(delta)
+    note = "; ".join(filter(None, [found.note, f"by more than {delta:g} on these validation windows alone"]))
+    return dataclasses.replace(found, against_delta=NOT_SHOWN, sentence=sentence, note=note)
 
 
 class _Case:

@@ -7,7 +7,7 @@ import pytest
 from lightning_llm.ablate.factors import named_cells
 from lightning_llm.ablate.report.report import Report
 from lightning_llm.statistics.factorial import factorial
-from lightning_llm.statistics.verdict import Sample, verdicts
+from lightning_llm.statistics.verdict import Sample, verdicts, with_window_error
 
 FOLDER = Path(__file__).parents[2] / "docs" / "experiments"
 PATHS = sorted(FOLDER.glob("*.json"))
@@ -24,7 +24,8 @@ def sample(row, more_baseline=()):
 def recomputed(report, row):
     """The verdict of a row, from pairs alone and from what the report says of its design."""
     if row.kind == "null":
-        return verdicts({"null": sample(row)}, delta=report.delta, alpha=report.alpha)["null"]
+        found = verdicts({"null": sample(row)}, delta=report.delta, alpha=report.alpha)["null"]
+        return with_window_error(found, row.window_error, report.delta)
     nulls = [pair.variant for null in report.of_kind("null") if null.size == row.size for pair in null.by_seed]
     variants = sum((each.kind, each.size) == ("result", row.size) for each in report.rows)
     looks = report.design.looks if report.sizes is None else [report.sizes.pairs]
@@ -36,7 +37,7 @@ def recomputed(report, row):
         half_width=report.half_width,
         variants=variants,
     )
-    return found[row.variant]
+    return with_window_error(found[row.variant], row.window_error, report.delta)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])

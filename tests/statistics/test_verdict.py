@@ -10,7 +10,8 @@ import pytest
 from lightning_llm.statistics import estimates
 from lightning_llm.statistics.design import BETTER, EQUIVALENT, LARGER, NOT_SHOWN, SMALLER, UNDECIDED, WORSE, Design
 from lightning_llm.statistics.looks import RESERVE
-from lightning_llm.statistics.verdict import Sample, verdicts
+from lightning_llm.statistics.verdict import Sample, verdicts, with_window_error
+from lightning_llm.statistics.windows import WindowError
 
 LOOKS = (4, 6, 8, 12, 16)
 BASELINE = [2.01, 1.97, 2.05, 2.00]
@@ -287,3 +288,34 @@ def test_null_variants_are_found_different_in_5_percent(looks, level):
         words.append(found.verdict)
     assert np.mean([word != UNDECIDED for word in words]) == pytest.approx(level, abs=0.015)
     assert words.count(BETTER) == pytest.approx(words.count(WORSE), abs=40)
+
+
+LARGER_BASE = [3.0, 3.1, 3.05, 3.2, 3.15, 3.1, 3.02, 3.12]
+LARGER_OWN = [base + 0.02 + change for base, change in zip(LARGER_BASE, [0.001, -0.001] * 4, strict=True)]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_by_more_than_delta_takes_a_large_error_over_windows_into_account(sign):
+    base, own = (LARGER_BASE, LARGER_OWN) if sign == 1 else (LARGER_OWN, LARGER_BASE)
+    found = verdicts({"a": Sample(base, own)}, delta=0.005)["a"]
+    assert found.against_delta == "larger"
+    room = abs(found.difference) - 0.005
+    seeds = found.sd / math.sqrt(found.pairs)
+    limit = math.sqrt((room / found.critical) ** 2 - seeds**2)  # at this error, the widened interval reaches delta
+    below, above = (WindowError(pair=found.sd, mean=factor * limit, blocks=8) for factor in (0.999, 1.001))
+    assert with_window_error(found, below, 0.005) == found
+    weighed = with_window_error(found, above, 0.005)
+    assert (weighed.verdict, weighed.direction, weighed.interval) == (found.verdict, found.direction, found.interval)
+    assert weighed.against_delta == "not shown"
+    assert weighed.sentence == f"{found.direction}; whether by more than 0.005 is not shown"
+    assert weighed.note == "by more than 0.005 on these validation windows alone"
+
+
+def test_a_small_error_over_windows_changes_nothing():
+    found = verdicts({"a": Sample(LARGER_BASE, LARGER_OWN)}, delta=0.005)["a"]
+    for pair, is_same in ((0.25 * found.sd, True), (0.251 * found.sd, False)):
+        error = WindowError(pair=pair, mean=1.0, blocks=8)
+        assert (with_window_error(found, error, 0.005) == found) == is_same
+    assert with_window_error(found, None, 0.005) == found
+    small = verdicts({"a": Sample(LARGER_BASE, LARGER_OWN)}, delta=0.5)["a"]
+    assert with_window_error(small, WindowError(1.0, 1.0, 8), 0.5) == small

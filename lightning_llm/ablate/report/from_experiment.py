@@ -41,7 +41,7 @@ from lightning_llm.statistics.design import FEWEST
 from lightning_llm.statistics.looks import RESERVE, RHO
 from lightning_llm.statistics.power import FurtherPairs, further_pairs
 from lightning_llm.statistics.scales import Scale, differing_scales
-from lightning_llm.statistics.verdict import Verdict
+from lightning_llm.statistics.verdict import Verdict, with_window_error
 from lightning_llm.statistics.windows import WindowError, window_error
 from lightning_llm.training.metrics import PEAK_MEMORY, SECONDS, VAL_LOSS, unit_of_metric
 
@@ -116,8 +116,9 @@ def _row(loaded: Loaded, found: Verdict | None, baseline: str, variant: str) -> 
     seeds = [] if found is None else experiment.seeds(found.pairs)
     losses = losses_of(loaded.results)
     pairs = [Pair(seed, losses.get(RunKey(baseline, seed)), losses.get(RunKey(variant, seed))) for seed in seeds]
+    error = None if found is None else _window_error(loaded, baseline, variant, seeds)
     return row_of(
-        found,
+        None if found is None else with_window_error(found, error, experiment.delta),
         by_seed=pairs,
         higher_is_better=experiment.higher_is_better,
         variant=variant,
@@ -127,7 +128,7 @@ def _row(loaded: Loaded, found: Verdict | None, baseline: str, variant: str) -> 
         baseline_mean=_mean(_losses(loaded, baseline)),
         mean=_mean(_losses(loaded, variant)),
         further_pairs=None if found is None or found.has_ended or experiment.factors else _further_pairs(loaded, found),
-        window_error=None if found is None else _window_error(loaded, baseline, variant, seeds),
+        window_error=error,
     )
 
 

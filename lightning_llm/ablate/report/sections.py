@@ -25,7 +25,7 @@ TENSORS_ONLY = (
     "the GPU's allocator, over the whole run."
 )
 SPREAD = "± is the standard deviation over seeds."
-P_ADJUSTED = "p adj."
+P_ADJUSTED, WINDOW_ERROR = "p adj.", "window error"
 REPORT, PAGE, FIGURES = "report.json", "report.html", "figures"
 
 
@@ -138,22 +138,30 @@ def verdict_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
     has_p = any(row.p_adjusted is not None for row in rows) or not any(row.is_tested for row in rows)
     head = ["variant", *(["size"] if has_sizes else [])]
     head += ["pairs" if are_pairs else "runs", "difference", f"{percent(report.level)} interval"]
-    head += [*([P_ADJUSTED] if has_p else []), "verdict", *(["× compute"] if has_multiplier else [])]
+    has_windows = any(row.window_error is not None for row in rows)
+    head += [*([WINDOW_ERROR] if has_windows else []), *([P_ADJUSTED] if has_p else []), "verdict"]
+    head += ["× compute"] if has_multiplier else []
     cells = []
     for row in rows:
         titles = [words.title_of(report, row), *([row.size or "–"] if has_sizes else [])]
         times = "–" if row.multiplier is None else f"{row.multiplier:.2f}"
-        cells.append([*titles, *_cells(row, has_p=has_p), *([times] if has_multiplier else [])])
-    return Table(head, cells)
+        own = _cells(row, has_p=has_p, has_windows=has_windows)
+        cells.append([*titles, *own, *([times] if has_multiplier else [])])
+    return Table(head, cells, optional=[WINDOW_ERROR])
 
 
-def _cells(row: Row, *, has_p: bool) -> list[str]:
-    """Pairs, difference, interval, adjusted p if there is one, and verdict."""
+def _cells(row: Row, *, has_p: bool, has_windows: bool = False) -> list[str]:
+    """Pairs, difference, interval, the error over windows and adjusted p if there are any, and verdict."""
     if not row.is_tested:
-        return ["–"] * (4 + has_p)
+        return ["–"] * (4 + has_windows + has_p)
     count = str(row.pairs) if row.runs_of_sides is None else " and ".join(map(str, row.runs_of_sides))
-    p = [words.p_of(row)] if has_p else []
-    return [count, words.difference_of(row), words.interval_of(row), *p, words.SHORT.get(row.verdict, row.verdict)]
+    others = []
+    if has_windows:
+        error = row.window_error
+        others.append("–" if error is None else f"{error.mean:.{words.digits_of(row)}f}")
+    if has_p:
+        others.append(words.p_of(row))
+    return [count, words.difference_of(row), words.interval_of(row), *others, words.SHORT.get(row.verdict, row.verdict)]
 
 
 def _pairs_table(report: ReportRecord) -> list[Part]:

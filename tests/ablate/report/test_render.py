@@ -1,10 +1,12 @@
 """The renderer of reports: terminal, page, notebook, Markdown, LaTeX, CSV, and files with figures."""
 
 import csv
+import dataclasses
 import io
 import json
 import re
 
+import msgspec
 import pytest
 
 from lightning_llm.__main__ import main
@@ -15,6 +17,7 @@ from lightning_llm.ablate.report.report import Report, print_reports
 from lightning_llm.ablate.report.sections import Table
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.io.console import Console
+from lightning_llm.statistics.windows import WindowError
 from tests.ablate.conftest import work
 from tests.ablate.report.test_from_experiment import cells_of
 from tests.ablate.test_curves import PACES, curves_with
@@ -113,6 +116,16 @@ def test_markdown_has_the_table_and_the_sentences(hostile):
     assert plain.startswith("| plain | 5 | ")
     assert any(line.startswith("- plain: ") for line in lines)
     assert "<b>" not in hostile.to_markdown()
+
+
+def test_the_error_over_windows_has_a_column_where_it_is_known(hostile):
+    first, *others = hostile.rows
+    rows = [dataclasses.replace(first, window_error=WindowError(0.01, 0.00123, 8)), *others]
+    report = msgspec.structs.replace(hostile, rows=rows)
+    head, _, row, plain = (line for line in report.to_markdown().splitlines() if line.startswith("|"))
+    assert head == "| variant | pairs | difference | 97.5% interval | window error | p adj. | verdict |"
+    assert row.split(" | ")[4] == "0.0012"
+    assert plain.split(" | ")[4] == "–"
 
 
 def test_latex_is_a_table_whose_names_are_escaped(hostile):
