@@ -19,6 +19,7 @@ from lightning_llm.io.shell import shell_path
 from lightning_llm.io.trust import TRUST_CODE
 
 SOURCE = "Experiment"  # in messages about its arguments
+PREFIX = "lightning-llm ablate: error: "
 
 
 class Experiment:
@@ -67,9 +68,9 @@ class Experiment:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self._asked.name}.yaml"
             write_text(file, yaml.safe_dump(self._content, sort_keys=False))
-            status, last_line = _run([*command, str(file), *more])
+            status, problem = _run([*command, str(file), *more], file)
         if status:
-            raise RuntimeError(last_line or f"lightning-llm ablate run ended with status {status}")
+            raise RuntimeError(problem or f"lightning-llm ablate run ended with status {status}")
         return self.report()
 
     def report(self) -> Report:
@@ -87,20 +88,28 @@ class Experiment:
         return f"Experiment({self._asked.name!r}: {BASELINE} against {variants}, in {self.folder})"
 
 
-def _run(command: list[str]) -> tuple[int, str]:
-    """Run a command and print its progress; its exit status, and its last line."""
+def _run(command: list[str], file: Path) -> tuple[int, str]:
+    """Run a command and print its progress; its exit status, and its error, which is not printed.
+
+    Args:
+        command: Its words.
+        file: Among them, which only this process knows: lines name the experiment in its place.
+    """
     if sys.stderr is sys.__stderr__ and os.isatty(2):  # a terminal, where the command draws a bar
         return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode, ""
-    last_line = ""
+    problem = ""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
     ) as process:
         assert process.stderr is not None
         try:
             for line in process.stderr:
-                print(line, end="", flush=True)
-                last_line = line.strip() or last_line
+                line = line.replace(str(file), SOURCE)
+                if line.startswith(PREFIX):
+                    problem = line.removeprefix(PREFIX).strip()
+                else:
+                    print(line, end="", flush=True)
         except KeyboardInterrupt:  # the command got it, too, or gets it now: its runs save, and it ends
             process.terminate()
             raise
-    return process.returncode, last_line
+    return process.returncode, problem

@@ -77,11 +77,13 @@ def test_mistakes_are_said_at_once(keys):
         Experiment(command=keys["command"], metric="loss", read="loss {number}")
 
 
-def test_a_command_that_fails_is_one_line(keys):
+def test_a_command_that_fails_is_one_line_and_said_once(keys, capsys):
     with pytest.raises(RuntimeError) as failed:
         Experiment(**{**keys, "command": "sh -c 'exit 3 # {seed} {options} {run}'"}, name="broken").run(workers=1)
     assert "\n" not in str(failed.value)
-    assert "exit" in str(failed.value) or "status 3" in str(failed.value)
+    assert "status 3" in str(failed.value)
+    assert "error: " not in str(failed.value)
+    assert str(failed.value) not in capsys.readouterr().out
 
 
 def test_a_file_runs_its_command_only_if_it_is_trusted(keys):

@@ -77,8 +77,10 @@ def state_of_idea(experiment: Experiment, stop: ScreenAndConfirm, losses: Losses
     for seed in confirming_seeds(stop) if decision.step == "confirm" else screening_seeds(experiment):
         if pairs == decision.wanted:
             break
-        runs += [RunKey(BASELINE, seed), RunKey(name, seed)]
-        pairs += losses.get(RunKey(BASELINE, seed), 0.0) is not None  # one that has not ended is expected to train
+        base = RunKey(BASELINE, seed)
+        if losses.get(base, 0.0) is not None:  # one that has not ended is expected to train
+            runs += [base, RunKey(name, seed)]
+            pairs += 1
     needed = [run for run in runs if run not in losses]
     unfinished = [name] if needed else []
     return State(needed=needed, look=decision.wanted, verdicts={}, unfinished=unfinished, looks=list(stop.looks))
@@ -99,8 +101,12 @@ def _differences(experiment: Experiment, losses: Losses, seeds: range) -> Iterat
     (name,) = experiment.variants
     for seed in seeds:
         base, variant = RunKey(BASELINE, seed), RunKey(name, seed)
-        if base not in losses or variant not in losses:
+        if base not in losses:
             return
-        base_loss, loss = losses[base], losses[variant]
-        if base_loss is not None:
-            yield math.inf if loss is None else loss - base_loss
+        base_loss = losses[base]
+        if base_loss is None:
+            continue
+        if variant not in losses:
+            return
+        loss = losses[variant]
+        yield math.inf if loss is None else loss - base_loss
