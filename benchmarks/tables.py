@@ -74,14 +74,17 @@ def _variants(report: Report) -> list[Row]:
     """A row for the baseline and for each variant, with the fields of its row and of its variant in the report.
 
     ``tuned`` is the row with both sides tuned, ``secondary`` the rows of other metrics by their names, ``rates`` what
-    was tuned. Of a stream a row for each idea, of several sizes one for each variant.
+    was tuned. Of a stream a row for each idea, with that of its fresh pairs as ``confirmed``; of several sizes one for
+    each variant.
     """
     results = [row for row in report.rows if row.kind == "result"]
     if report.sizes is not None:
         names = [name for name in report.variants if name != report.baseline]
         return [_of_sizes(report, name, [row for row in results if row.variant == name]) for name in names]
     if report.stream is not None:
-        return [_row(row.variant, row, row.idea) for row in results]
+        fresh = {row.idea.place: msgspec.to_builtins(row) for row in report.of_kind("confirmation") if row.idea}
+        ideas = [(row, row.idea) for row in results if row.idea is not None]
+        return [_row(row.variant, row, idea, {"confirmed": fresh.get(idea.place)}) for row, idea in ideas]
     null_sd = next((row.sd for row in report.of_kind("null")), None)
     tuned = {} if report.tuning is None else report.tuning.variants
     found = []
