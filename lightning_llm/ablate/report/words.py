@@ -37,9 +37,9 @@ KNOWN = (
 SHARED = "To confirm a verdict of an experiment that shares these runs, use fresh seeds: --first-seed N."
 ONE_RUN = "A difference of one run has no interval: lightning-llm ablate compares several seeds, until a verdict."
 ABOUT_STREAM = (
-    "An interval is that of a t test on the pairs that are shown. An idea is given up when its first pairs are bad, so the "
-    "interval of a rejected idea describes these pairs, and is no test. Pairs that confirm an idea are fresh; they may "
-    "end at a first look, so a gain that was confirmed is a little too large on average."
+    "An interval is that of a t test on the pairs that are shown. An idea is given up when its first pairs are bad, so "
+    "the interval of a rejected idea describes these pairs, and is no test. Pairs that confirm an idea are fresh; they "
+    "may end at a first look, so a gain that was confirmed is a little too large on average."
 )
 UNFINISHED = "The experiment has not ended."
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
