@@ -404,7 +404,7 @@ def _ideas_table(ideas: Sequence[Row], confirmed: Mapping[int, Row]) -> Table:
     for idea in ideas:
         row = confirmed.get(idea.idea.place, idea) if idea.idea is not None else idea
         pairs = f"{row.pairs} fresh" if row is not idea else str(row.pairs)
-        rows.append([_title(row), row.verdict, pairs, words.difference_of(row), words.interval_of(row)])
+        rows.append([words.idea_title(idea), row.verdict, pairs, words.difference_of(row), words.interval_of(row)])
     return Table(head, rows)
 
 
@@ -421,7 +421,7 @@ def _evidence_table(report: ReportRecord) -> Table:
         found, needed = (idea.e_value, idea.threshold) if is_earlier else (idea.p, idea.level)
         cells = [str(row.pairs), words.difference_of(row), words.interval_of(row)]
         cells += ["–" if number is None else f"{number:.3g}" for number in (found, needed)]
-        rows.append([_title(row), *cells, str(idea.runs), shown_duration(idea.run_seconds)])
+        rows.append([words.idea_title(row), *cells, str(idea.runs), shown_duration(idea.run_seconds)])
     return Table(head, rows, is_detail=True)
 
 

@@ -1,6 +1,7 @@
 """The sentences of a report: what was found, with its numbers, and nothing that the numbers do not show."""
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_llm.ablate.matching import MATCHES
@@ -41,6 +42,7 @@ ABOUT_STREAM = (
     "the interval of a rejected idea describes these pairs, and is no test. Pairs that confirm an idea are fresh; they "
     "may end at a first look, so a gain that was confirmed is a little too large on average."
 )
+LONGEST_REASON = 60  # characters of a reason that stands for a name
 UNFINISHED = "The experiment has not ended."
 NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
 SHORT = {LESS: "less together", MORE: "more together"}  # verdicts in a table
@@ -534,13 +536,22 @@ def _outcome_lines(prediction: StoredPrediction) -> Iterator[str]:
 # ---- streams
 
 
+def idea_title(row: Row) -> str:
+    """Place and name of an idea; the name of a change of code is a hash, so its reason stands for it."""
+    if row.idea is None:
+        return row.variant
+    is_code = not row.idea.options and bool(row.idea.because)
+    name = textwrap.shorten(row.idea.because, LONGEST_REASON, placeholder="…") if is_code else row.variant
+    return f"{row.idea.place}. {name}"
+
+
 def stream_lines(report: ReportRecord) -> list[str]:
     """A stream in sentences."""
     stream = report.stream
     if stream is None:
         return []
     ideas = [row for row in report.rows if row.kind == "result" and row.idea is not None]
-    adopted = [f"{row.idea.place}. {row.variant}" for row in ideas if row.idea and row.idea.place in stream.adopted]
+    adopted = [idea_title(row) for row in ideas if row.idea and row.idea.place in stream.adopted]
     count = f"{len(ideas)} idea{'s' * (len(ideas) != 1)}"
     lines = [f"{count}, adopted: {', '.join(adopted) or 'none'}; {shown_duration(stream.run_seconds)} of runs."]
     if stream.unfinished:

@@ -175,3 +175,13 @@ def test_a_report_by_the_earlier_rule_shows_its_evidence():
     page = report._repr_html_()
     assert "<th>e-value</th><th>threshold</th>" in page
     assert "<td>0.217</td><td>40.6</td>" in page
+
+
+def test_a_change_of_code_is_called_by_its_reason(stream):
+    code = replace(VERDICT, name="05b45f47ad1d", options={}, because="the rate is low " + "and the run is short " * 4)
+    report = stream_report(Stream(stream.out, stream.record, [code, replace(REJECTED, options={})], None))
+    reason = "1. the rate is low and the run is short and the run is short…"
+    assert f"| {reason} | adopted |" in report.to_markdown()
+    assert "| 2. b | rejected |" in report.to_markdown()  # it has no reason
+    assert stream_lines(report)[0].startswith(f"2 ideas, adopted: {reason}; ")
+    assert f"1. 05b45f47ad1d</td><td>{code.because}</td>" in report.write(stream.out).read_text()
