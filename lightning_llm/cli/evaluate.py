@@ -136,8 +136,14 @@ def _line(numbers: Mapping[str, Any]) -> str:
     from lightning_llm.generation.evaluations import MEASURES
 
     names = [name for name in MEASURES if numbers[name] is not None]
-    results = [f"{name.replace('_', ' ')} {numbers[name]:,.4f}" for name in names]
+    results = [f"{name.replace('_', ' ')} {_shown(name, numbers[name])}" for name in names]
     return ", ".join([*results, f"{numbers['tokens']:,} tokens, {numbers['bytes']:,} bytes"])
+
+
+def _shown(measure: str, value: float) -> str:
+    """A number with four decimals; a perplexity, which may be of any size, with as many as it is worth."""
+    digits = max(0, 4 - len(f"{value:.0f}")) if measure == "perplexity" and value >= 10 else 4
+    return f"{value:,.{digits}f}"
 
 
 def _print_comparison(comparison: "ModelComparison") -> None:
