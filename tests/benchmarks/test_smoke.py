@@ -17,6 +17,12 @@ LIKE_MUP |= {"RATES": [2**-9, 2**-6], "BENCH": replace(mup.BENCH, check=lambda r
 STEP = "1x2x32x64x32x2x65"
 TECHNIQUES = "2x2x32x64x16x8x64"
 BASE = {"context": 16, "width": 64, "depth": 1, "vocab": 64, "batch": 1}
+NO_BARS = {
+    "MOST_FALSE": 1.0,
+    "MOST_STRESSED": 1.0,
+    "LEAST_POWER": 0.0,
+    "MOST_RUNS": 100.0,
+}  # few streams bound no share
 FIT = ["--trainer.max_steps=2", "--trainer.val_check_interval=2"]
 
 # (words, what is made smaller: module, name, value, how many rows)
@@ -40,7 +46,7 @@ SMALLEST = {
     "optimizer": (["--shapes", "1x64x65", "--rounds", "1"], [], None),
     "stream": (
         ["--shapes", "useless", "true"],
-        [(stream, name, value) for name, value in {"STREAMS": 3, "IDEAS": 20, "TRUE": 4}.items()],
+        [(stream, name, value) for name, value in {"STREAMS": 3, "IDEAS": 20, "TRUE": 4, **NO_BARS}.items()],
         None,
     ),
     "mup": (
