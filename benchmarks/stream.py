@@ -57,12 +57,16 @@ class Outcome(NamedTuple):
         gains: Mean improvement of the fresh pairs of each adopted idea; else 0.
         pairs: Of all ideas together.
         runs: Likewise.
+        screened: Pairs of the screens of all ideas together.
+        confirmed: Number of ideas that the screen did not give up.
     """
 
     adopted: Array
     gains: Array
     pairs: int
     runs: int
+    screened: int
+    confirmed: int
 
 
 def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, adaptive: bool = False) -> Outcome:
@@ -77,7 +81,7 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
     """
     rule = StreamRule(looks=THOROUGH) if way == THOROUGH_RULE else StreamRule()
     adopted, gains = np.zeros(len(effects), bool), np.zeros(len(effects))
-    pairs = runs = confirmed = 0
+    pairs = runs = screened = confirmed = 0
     best: Array | None = None
     best_score = -math.inf
     for place, effect in enumerate(effects):
@@ -92,6 +96,7 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
             continue
         level = rule.level(confirmed + 1, int(adopted.sum()))
         decision = rule.next(list(screen), list(fresh), level)
+        screened += decision.pairs
         pairs += decision.pairs + decision.confirming
         runs += decision.pairs + 2 * decision.confirming
         confirmed += decision.confirming > 0
@@ -103,7 +108,7 @@ def stream(rng: np.random.Generator, noise: Draw, effects: Array, way: str, *, a
             score += -fresh[: rule.looks[0]].mean() if decision.confirming else -NOT_CONFIRMED
         if adaptive and not adopted[place] and score > best_score:
             best, best_score = drawn, score
-    return Outcome(adopted, gains, pairs, runs)
+    return Outcome(adopted, gains, pairs, runs, screened, confirmed)
 
 
 def bounds_of_share(hits: int, count: int) -> tuple[float, float]:
@@ -152,11 +157,10 @@ def _true(request: Request) -> Iterator[Row]:
 
 
 def _cost(found: list[Outcome]) -> dict[str, float]:
-    """Pairs and runs per idea."""
+    """Pairs, runs, pairs of the screen, and confirmations per idea."""
     count = len(found) * IDEAS
     return {
-        "pairs": sum(outcome.pairs for outcome in found) / count,
-        "runs": sum(outcome.runs for outcome in found) / count,
+        name: sum(getattr(each, name) for each in found) / count for name in ("pairs", "runs", "screened", "confirmed")
     }
 
 

@@ -13,13 +13,14 @@ from lightning_llm.ablate.experiment import experiment_of
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.report.from_folder import report_in
 from lightning_llm.ablate.report.report import Report
+from lightning_llm.cli.ablate_run import PROG
 from lightning_llm.io.atomic import write_text
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.trust import TRUST_CODE
 
 SOURCE = "Experiment"  # in messages about its arguments
-PREFIX = "lightning-llm ablate: error: "
+PREFIX = f"{PROG}: error: "  # of the line that says why the command failed
 
 
 class Experiment:

@@ -10,7 +10,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,15 +264,16 @@ def _metric_column(table: Table, metric: str | None) -> str:
 def _has_numbers(table: Table, column: str) -> bool:
     """Whether most cells of a column that are not empty are numbers: one that is none is a mistake with a line."""
     place = table.columns.index(column)
-    are_numbers = []
-    for row in table.rows:
-        if text_of(row[place]):
-            with suppress(ValueError):
-                number_of(row[place])
-                are_numbers.append(True)
-                continue
-            are_numbers.append(False)
-    return 2 * sum(are_numbers) >= len(are_numbers)
+    cells = [row[place] for row in table.rows if text_of(row[place])]
+    return 2 * sum(map(_is_number, cells)) >= len(cells)
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        number_of(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _column(table: Table, names: Sequence[str], metric: str) -> int | None:

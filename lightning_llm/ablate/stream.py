@@ -6,7 +6,8 @@ level by the number of ideas that were confirmed before. An idea that has ended 
 no loss of a single seed of the screen: an idea must not be chosen by the seeds that will judge it. An adopted idea's
 config is the baseline from then on. Baseline runs of the screen are shared by ideas until one is adopted: then seeds
 are fresh, since the old baseline was lucky on the old ones. Those of confirmations are shared by no two ideas, or what
-a proposer has learned of them would count twice: 14% of streams of useless ideas would adopt one. No torch.
+a proposer has learned of them would count twice: 19% of streams of useless ideas would adopt one, and not 3%
+(``python -m benchmarks stream``). No torch.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ from lightning_llm.io.schema import check, maybe, record, validate, whole
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.untrusted import MIB, read_text
 from lightning_llm.statistics.design import FAILED_TO_TRAIN
-from lightning_llm.statistics.stream import SCREEN, THOROUGH, StreamRule, interval_of
+from lightning_llm.statistics.stream import HOPELESS, SCREEN, THOROUGH, StreamRule, interval_of
 
 IDEAS = "ideas"
 VERDICT = "verdict.json"
@@ -138,7 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         verdict: One of ``VERDICTS``.
         reason: In words.
         metric: That was compared.
-        unit: Its unit; empty: that of the metric of ``fit``.
+        unit: Its unit.
         screen: What the pairs of the screen say.
         level: The p that it must not exceed.
         confirmation: What the fresh pairs say; ``None``: it has none.
@@ -158,7 +159,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     reason: str
     metric: str
-    unit: str = ""
+    unit: str
     screen: Mean
     level: float
     confirmation: Confirmation | None
@@ -513,12 +514,13 @@ def _reason(evidence: Evidence, stop: ScreenAndConfirm) -> str:
         least = dict(SCREEN)[decision.pairs]
         if decision.t is not None and decision.t >= least:
             return f"the screen of {decision.pairs} pairs excludes a gain of {stop.minimal_gain:g}"
-        return f"the screen of {decision.pairs} pairs found too little: t {decision.t:.2f}, at least {least:g} goes on"
+        return f"the screen of {decision.pairs} pairs found too little: t is {decision.t:.2f}, and {least:g} is needed"
     found = f"{len(confirmed)} fresh pairs: p {decision.p:.2g}"
     if decision.step == ADOPTED:
         return f"{found}, at most its level of {stop.level:.2g}"
-    level = f"its level of {stop.level:.2g}"
-    return f"{found}, above {level}" if decision.confirming == stop.looks[-1] else f"{found}, too far above {level}"
+    if decision.confirming < stop.looks[-1]:
+        return f"{found}, above {HOPELESS:g}, which ends a confirmation at its first look"
+    return f"{found}, above its level of {stop.level:.2g}"
 
 
 def _mean(differences: Sequence[float]) -> Mean:

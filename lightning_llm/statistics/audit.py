@@ -168,7 +168,7 @@ def shown_from(tries: int, sd: float, alpha: float = ALPHA) -> float:
 
 
 def noise_of(groups: Sequence[Sequence[float]]) -> Noise | None:
-    """The standard deviation of one run, from runs of the same code, pooled; ``None``: no code has run twice.
+    """The standard deviation of one run, from runs of the same code, pooled; ``None``: there are none that differ.
 
     Args:
         groups: Values of each code.

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lightning_llm.statistics.estimates import student
-from lightning_llm.statistics.looks import PlannedLook
+from lightning_llm.statistics.looks import PlannedLook, spending
 from lightning_llm.statistics.no_spread import ROUNDING
 
 SCREEN = ((3, 0.5), (8, 1.6))  # pairs, and the t that an idea must have after them
@@ -130,9 +130,9 @@ class StreamRule:
             number: Of the look, from 0.
             fresh: Differences of its pairs.
         """
-        spent = tuple((look / self.looks[-1]) ** 2 for look in self.looks)  # as the planned looks of an experiment
         t = skewness_corrected([value + self.minimal_gain for value in fresh])
-        return float(PlannedLook(self.looks, number, spent).p(abs(t))) / 2 if t > 0 else 1.0
+        look = PlannedLook(self.looks, number, spending(self.looks, reserve=0.0))
+        return float(look.p(t)) / 2 if t > 0 else 1.0
 
     def _misses_minimal_gain(self, differences: Sequence[float]) -> bool:
         if not self.minimal_gain:

@@ -109,8 +109,8 @@ def test_a_useless_idea_leaves_the_baseline(stream, tmp_path):
     assert Stream.read(tmp_path / "s").unfinished == plan.out
     verdict = end(plan)
     assert (verdict.verdict, verdict.screen.pairs, verdict.confirmation) == ("rejected", 3, None)
-    assert verdict.reason.startswith("the screen of 3 pairs found too little: t -")
-    assert verdict.reason.endswith(", at least 0.5 goes on")
+    assert verdict.reason.startswith("the screen of 3 pairs found too little: t is -")
+    assert verdict.reason.endswith(", and 0.5 is needed")
     now = Stream.read(tmp_path / "s")
     assert now.next_level == StreamRule().level(1, 0)  # no alpha is spent on it
     assert yaml.safe_load(now.baseline().read_text())["effect"] == 0.0

@@ -11,6 +11,7 @@ from benchmarks import stream
 from benchmarks.__main__ import main
 from lightning_llm.statistics.stream import CONFIRMED_AFTER, POWER, THOROUGH
 from tests.ablate.test_experiment import ROOT
+from tests.benchmarks.test_smoke import NO_BARS
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def rows_of(measured, monkeypatch):
 
 
 def test_the_rule_stands_beside_keeping_whatever_is_lower(rows_of, monkeypatch):
-    for bar, value in (("MOST_FALSE", 1.0), ("MOST_STRESSED", 1.0), ("LEAST_POWER", 0.0), ("MOST_RUNS", 100.0)):
-        monkeypatch.setattr(stream, bar, value)  # three streams bound no share
+    for bar, value in NO_BARS.items():
+        monkeypatch.setattr(stream, bar, value)
     rows = rows_of("--shapes", "useless", "true")
     assert rows["normal; the rule"]["any"] == 0
     assert rows["normal; keep if one pair is lower"]["any"] == 1

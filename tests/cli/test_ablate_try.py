@@ -139,7 +139,7 @@ def test_an_adopted_idea_is_what_the_next_one_is_compared_with(folder, trainer, 
     assert verdict["steps"][1] > verdict["steps"][0]  # relu is narrower, and may take more steps
     assert try_idea("--vary", GELU) == 3
     said = capsys.readouterr().out
-    assert "gelu: rejected (place 2 of the stream): the screen of 3 pairs found too little: t " in said
+    assert "gelu: rejected (place 2 of the stream): the screen of 3 pairs found too little: t is " in said
     second = Plan.read(Path("s/ideas/0002-gelu"))
     assert yaml.safe_load(second.config(BASELINE).read_text())["model"]["architecture"]["mlp"] == "relu"
     assert second.variants[BASELINE].steps == verdict["steps"][1]

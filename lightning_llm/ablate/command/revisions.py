@@ -115,7 +115,7 @@ def _compared(trees: Trees, command: Command, found: dict[str, Tree]) -> Iterato
             problem = f"{' and '.join(more)} adds nothing to {other.name}"
             raise ValueError(f"{problem}: give revisions that each change something of their own, or leave one out")
     for tree in found.values():
-        if tree.name == base.name:  # the baseline, and combinations of factors that are options
+        if tree == base:  # the baseline, and combinations of factors that are options
             continue
         sides = {"old_name": base.name, "new_name": tree.name}
         words = [*command.words, *command.setup]

@@ -26,7 +26,7 @@ def stream_report(stream: Stream) -> Report:
     name = VAL_LOSS if first is None else first.metric
     metric = name.removeprefix(NEGATED)
     higher_is_better = metric != name
-    unit = unit_of_metric(metric) if first is None or not first.unit else first.unit
+    unit = unit_of_metric(metric) if first is None else first.unit
     rows = [row for verdict in stream.verdicts for row in rows_of_idea(stream, verdict)]
     names = dict.fromkeys(verdict.name for verdict in stream.verdicts)
     unfinished = stream.unfinished
@@ -86,7 +86,7 @@ def rows_of_idea(stream: Stream | None, verdict: IdeaVerdict) -> list[Row]:
     about: dict[str, Any] = {
         "variant": verdict.name,
         "metric": metric,
-        "unit": verdict.unit or unit_of_metric(metric),
+        "unit": verdict.unit,
         "higher_is_better": metric != verdict.metric,
         "idea": idea,
     }

@@ -577,12 +577,12 @@ def power_of_stream(looks: Sequence[int], pair_sd: float | None, minimal_gain: f
         unit: Of the metric.
     """
     power = POWER[tuple(looks)]
-    if pair_sd is None:
-        sizes = [f"{size:g}" for size in power]
-        of_pair = " standard deviations of a pair's difference, which the first screen measures"
-    else:
-        sizes = [f"{size * pair_sd:.2g}" for size in power]
-        of_pair = f" {unit} (the standard deviation of a pair's difference is {pair_sd:.2g})"
-    found = ", ".join(f"{100 * share:.0f}% of {size}" for size, share in zip(sizes, power.values(), strict=True))
+    scale = 1.0 if pair_sd is None else pair_sd
+    shares = [f"of {size * scale:.2g} in {100 * share:.0f}%" for size, share in power.items()]
     beyond = f" beyond the minimal gain of {minimal_gain:g}" if minimal_gain else ""
-    return f"Of improvements{beyond}, this adopts {found}{of_pair}."
+    cases = f"Improvements{beyond} are adopted in these cases: {', '.join(shares)}"
+    if pair_sd is None:
+        return f"{cases}, in standard deviations of a pair's difference, which the first screen measures."
+    return (
+        f"{cases}, in {unit}. A pair's difference has a standard deviation of {pair_sd:.2g}, the median of the ideas."
+    )

@@ -15,7 +15,7 @@ from lightning_llm.io.charts import canvas
 from tests.ablate.test_experiment import ROOT
 
 REASON = "12 fresh pairs: p 0.0012, at most its level of 0.0045"
-TOO_LITTLE = "the screen of 3 pairs found too little: t -0.80, at least 0.5 goes on"
+TOO_LITTLE = "the screen of 3 pairs found too little: t is -0.80, and 0.5 is needed"
 VERDICT = Verdict(
     place=1,
     name="<b>relu2",
@@ -23,6 +23,7 @@ VERDICT = Verdict(
     options={"model.architecture.mlp": "relu2"},
     match="flops",
     metric="val_loss",
+    unit="nats/token",
     verdict="adopted",
     reason=REASON,
     screen=Mean(difference=-0.031, interval=(-0.04, -0.02), pairs=8, sd=0.012),
@@ -98,8 +99,8 @@ def test_the_table_and_the_sentences_tell_what_was_tried(stream):
     assert lines[1].startswith("0003-c has no verdict yet: lightning-llm ablate try ")
     assert lines[2] == "The next idea is adopted if p is at most 0.0076, after 12 or 20 fresh pairs."
     assert lines[3] == (
-        "Of improvements, this adopts 7% of 0.007, 74% of 0.014, 98% of 0.021 nats/token (the standard deviation of a "
-        "pair's difference is 0.014)."
+        "Improvements are adopted in these cases: of 0.007 in 7%, of 0.014 in 74%, of 0.021 in 98%, in nats/token. A "
+        "pair's difference has a standard deviation of 0.014, the median of the ideas."
     )
     assert lines[4].endswith("useless ideas among the adopted ones is at most 5%.")
     assert "a difference is idea minus baseline, so a negative one is an improvement." in str(report)
@@ -161,11 +162,12 @@ def test_the_staircase_goes_down_by_the_confirmed_difference(stream):
 
 def test_power_is_told_in_standard_deviations_until_one_is_known():
     assert power_of_stream((12, 20), None, 0.0, "nats/token") == (
-        "Of improvements, this adopts 7% of 0.5, 74% of 1, 98% of 1.5 standard deviations of a pair's difference, "
-        "which the first screen measures."
+        "Improvements are adopted in these cases: of 0.5 in 7%, of 1 in 74%, of 1.5 in 98%, in standard deviations of "
+        "a pair's difference, which the first screen measures."
     )
-    assert "Of improvements beyond the minimal gain of 0.01, this adopts 25% of" in power_of_stream(
-        (24, 48), 0.02, 0.01, "nats/token"
+    thorough = power_of_stream((24, 48), 0.02, 0.01, "nats/token")
+    assert thorough.startswith(
+        "Improvements beyond the minimal gain of 0.01 are adopted in these cases: of 0.01 in 25%"
     )
 
 
