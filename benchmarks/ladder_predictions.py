@@ -1,173 +1,223 @@
-"""Are predictions of differences at a larger size right? Shapes ``coverage`` and ``held-out`` of the bench ``ladder``.
+"""Which rule predicts a difference one size up? Shape ``rules`` of the bench ``ladder``; it trains nothing.
 
-``coverage`` trains nothing: it simulates how often an extrapolated interval (``statistics.extrapolation``) holds the
-truth. A ladder has a variant and a null variant at some sizes, a factor of 4 in compute apart. Differences of pairs are
-normal; their standard deviation is the same at all sizes, or falls or rises by a fifth from one to the next. At a level
-of 90%, ``covered`` is the interval of the mean, ``promised`` the one in which the next observed mean should be.
+The ladders are those of ``docs/experiments``. From all sizes below the predicted one, each rule predicts the mean
+difference that was then observed, with an interval of 90%:
 
-``held-out`` trains the ladder of ``examples/ablations/held-out.yaml`` at all of its sizes, and then at the predicted
-one; interrupted, it continues. ``held-out=ladder`` is that of ``ladder.yaml``. Each prediction interval is compared
-with the mean difference that was observed afterwards, and with two simpler intervals of the same level: the largest
-size's difference persists, or a straight line through all sizes continues. The interval score
-(Gneiting and Raftery 2007, "Strictly Proper Scoring Rules, Prediction, and Estimation", equation 43) is the width of an
-interval, and 2 / (1 - level) times what it misses the observation by: lower is better.
+- *curves*: the earlier method, as it stood in the reports before the predicted size was trained.
+- *persists, pairs alone*: the last difference, give or take what pairs vary.
+- *persists with drift*: the last difference, with a drift that is learned (``statistics.extrapolation``, φ = 1).
+- *pooled decay*: the present method.
+
+The last two learn from steps between sizes, either from those *below* the predicted size alone, or also from the
+predicted size of all *other variants*. Ladders of ``FRESH`` are not in the first group, nor learned from there: their
+prediction by pooled decay is the one that was stored before the predicted size was trained.
+
+The interval score (Gneiting and Raftery 2007, "Strictly Proper Scoring Rules, Prediction, and Estimation",
+equation 43) is the width of an interval, and 2 / (1 - level) times what it misses the observation by: lower is better.
 """
 
-import itertools
 import math
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from benchmarks.commands import ROOT, environment
 from benchmarks.harness import Request
+from benchmarks.known_steps import EXPERIMENTS, ladders, series, spread_of
 from benchmarks.rows import Row
-from lightning_llm.ablate.experiment import experiment_of
-from lightning_llm.ablate.report.record import Outcome
+from lightning_llm.ablate.report.record import Predicted
 from lightning_llm.ablate.report.report import Report
 from lightning_llm.io.charts import chart
-from lightning_llm.io.config_file import read_config
-from lightning_llm.statistics.extrapolation import LEVEL, AtSize, Interval, SpreadBySize, fit_curve, predict
+from lightning_llm.statistics.estimates import student
+from lightning_llm.statistics.extrapolation import (
+    LEVEL,
+    AtSize,
+    Drift,
+    Interval,
+    SpreadBySize,
+    Step,
+    predict,
+    steps_of,
+)
 
-COVERAGE, HELD_OUT, EXAMPLES = "coverage", "held-out", ROOT / "examples" / "ablations"
-DRAWS = 12_000  # of each curve and target, over all designs
-SD = 0.006  # of a pair's difference at the smallest size, nats
-CURVES: dict[str, Callable[[float], float]] = {  # true differences, nats
-    "zero": lambda x: 0.0,
-    "constant": lambda x: -0.02,
-    "linear": lambda x: -0.03 + 0.006 * x,
-    "growing": lambda x: -0.01 - 0.004 * x,
-    "changes sign": lambda x: -0.012 + 0.008 * x,
-    "decays to zero by 0.7": lambda x: -0.03 * 0.7**x,
-    "decays to zero by 0.5": lambda x: -0.03 * 0.5**x,
-    "decays to half": lambda x: -0.015 - 0.015 * 0.5**x,
-}
-NOT_SMOOTH: dict[str, Callable[[float], float]] = {
-    "bends after the third size": lambda x: -0.02 + 0.01 * max(0.0, x - 2),  # flat before, and falling to zero
-    "alternates by 0.02": lambda x: -0.02 + 0.01 * math.cos(math.pi * x),
-}
-SPREADS = (0.0, math.log(0.8), math.log(1.25))  # logarithms of the factor from one size to the next
-LADDERS, PAIRS = (3, 4), (4, 8)  # numbers of sizes, and of pairs at each
-BEYOND = (1, 2)  # factors of 4 from the largest size to the target
-GATE = (0.88, 0.97)
+RULES, FRESH = "rules", "held-out-again"
+BY_CURVES = f"{FRESH}-curves"  # the report of its three sizes by the earlier method
+ODD = "no-positions"  # one variant that decides the mean score
+SHOWN = 0.01  # nats: a difference whose sign counts
 
 
-# ---- predictions of simulated ladders
+@dataclass(frozen=True)
+class Case:
+    """A difference that was observed one size above those that predict it.
 
-
-def coverage(request: Request) -> Iterator[Row]:
-    """A row for each curve and target: shares over all designs, the lowest and the highest of one."""
-    for name, curve in {**CURVES, **NOT_SMOOTH}.items():
-        for beyond in BEYOND:
-            rng, designs = np.random.default_rng(request.options.seed), itertools.product(LADDERS, PAIRS, SPREADS)
-            found = [_covered(rng, curve, *design, beyond) for design in designs]
-            covered, promised, widths = zip(*found, strict=True)
-            mean = float(np.mean(covered))
-            is_off = name in CURVES and not GATE[0] <= mean <= GATE[1]
-            yield request.row(
-                f"{name}, {4**beyond} times the compute",
-                covered=mean,
-                lowest=min(covered),
-                highest=max(covered),
-                promised=float(np.mean(promised)),
-                half_width=float(np.mean(widths)),
-                problems=[f"{name}, {4**beyond} times: {mean:.1%} covered"] if is_off else [],
-            )
-
-
-def _covered(rng: Any, curve: Callable[[float], float], sizes: int, pairs: int, slope: float, beyond: int) -> Any:
-    """Shares of ladders whose intervals hold the true mean and the next observed one, and the mean half-width."""
-    target, found = sizes - 1 + beyond, []
-    sds = SD * np.exp(slope * np.arange(target + 1))
-    for _ in range(DRAWS // len(LADDERS) // len(PAIRS) // len(SPREADS)):
-        drawn = rng.standard_normal((2, sizes, pairs)) * sds[:sizes, None]  # the variant's noise, and the null's
-        drawn[0] += np.array([curve(x) for x in range(sizes)])[:, None]
-        each = [[AtSize(x, float(d.mean()), float(d.std(ddof=1)), pairs) for x, d in enumerate(arm)] for arm in drawn]
-        prediction = predict(each[0], SpreadBySize.of([*each[0], *each[1]]), target, pairs)
-        truth = curve(target)
-        observed = truth + sds[target] / math.sqrt(pairs) * rng.standard_normal()
-        (low, high), (least, most) = prediction.interval, prediction.prediction_interval
-        found.append((low <= truth <= high, least <= observed <= most, (high - low) / 2))
-    return np.mean(found, axis=0).tolist()
-
-
-# ---- predictions that were checked
-
-
-def held_out(request: Request, name: str = HELD_OUT) -> Iterator[Row]:
-    """A row for each variant: what was predicted and observed, the interval scores. The last row is of all.
-
-    ``hits`` of ``count`` lie in their prediction interval; ``share_low`` and ``share_high`` are the exact binomial 95%
-    interval of that share. It takes variants as independent, which they are not: they share the baseline's runs.
+    Attributes:
+        ladder: Its name.
+        variant: Its name.
+        sizes: Of the variant, below the predicted one.
+        spread: Of all pairs of the ladder at these sizes.
+        target: x of the predicted size.
+        pairs: That it has.
+        observed: Mean difference there.
+        stored: What was predicted before, by the method of its time; ``None``: nothing.
+        curves: The same by the earlier method.
     """
-    report = _trained(EXAMPLES / f"{name}.yaml", name)
-    assert report.sizes is not None
-    stored = report.sizes.predictions[0]
-    sizes = {
-        variant: [
-            AtSize(math.log(row.compute, 4), row.difference, row.sd, row.pairs)
-            for row in report.of_kind("result")
-            if row.variant == variant and row.compute is not None and row.compute < stored.compute
-            if row.difference is not None and row.sd is not None
-        ]
-        for variant in stored.variants
-    }
-    spread = SpreadBySize.of(list(itertools.chain.from_iterable(sizes.values())))
-    rows = [
-        request.row(variant, **_scores(own, sizes[variant], spread, math.log(stored.compute, 4)))
-        for variant, own in stored.variants.items()
-        if own.is_hit is not None
+
+    ladder: str
+    variant: str
+    sizes: tuple[AtSize, ...]
+    spread: SpreadBySize
+    target: float
+    pairs: int
+    observed: float
+    stored: Predicted | None
+    curves: Predicted | None
+
+
+Rule = Callable[[Case], tuple[float, Interval]]
+
+
+def rules(request: Request) -> Iterator[Row]:
+    """A row for each rule and group: the mean score with and without ``ODD``, hits, mean absolute error, signs, ranks.
+
+    ``share_low`` and ``share_high`` are the exact binomial 95% interval of the share of hits. It takes variants as
+    independent, which they are not: they share the baseline's runs.
+    """
+    reports = list(ladders())
+    by_ladder = series(reports)
+    cases = [case for report in reports for case in cases_of(report, by_ladder[report.name])]
+    known = [case for case in cases if case.ladder != FRESH]
+    earlier = {name: variants for name, variants in by_ladder.items() if name != FRESH}
+    below = steps_below(earlier, {case.ladder: case.target for case in known})
+    others = {case.variant: steps_without(earlier, case) for case in known}
+    groups: list[tuple[str, list[Case], dict[str, Rule]]] = [
+        ("known", known, {"curves": by_curves, "persists, pairs alone": persists}),
+        ("below", known, pooled(lambda case: below)),
+        ("other variants", known, pooled(lambda case: others[case.variant])),
     ]
-    if not rows:
-        raise RuntimeError(f"held-out={name}: no variant has both a prediction and an observed difference")
-    yield from rows
-    hits, fields = sum(row.hit for row in rows), ("score", "score_persists", "score_line")
-    low, high = stats.binomtest(hits, len(rows)).proportion_ci(0.95, method="exact")
-    means: dict[str, Any] = {field: float(np.mean([getattr(row, field) for row in rows])) for field in fields}
-    yield request.row("all", hits=hits, count=len(rows), share_low=float(low), share_high=float(high), **means)
+    if fresh := [case for case in cases if case.ladder == FRESH]:
+        every = steps_below(earlier, {})
+        own = steps_below({FRESH: by_ladder[FRESH]}, {FRESH: fresh[0].target})
+        drifting = pooled(lambda case: [*every, *own])["persists with drift"]
+        simple = {"curves": by_curves, "persists, pairs alone": persists, "persists with drift": drifting}
+        groups.append(("fresh", fresh, {**simple, "pooled decay": as_stored}))
+    for group, own_cases, own_rules in groups:
+        for name, rule in own_rules.items():
+            yield request.row(f"{name}; {group}", group=group, rule=name, **scores(own_cases, rule))
 
 
-def predicting_ladders() -> list[str]:
-    """The shipped ladders that predict a size."""
-    files = {file.stem: read_config(file) for file in sorted(EXAMPLES.glob("*.yaml"))}
-    return [name for name, content in files.items() if content.get("predict") is not None]
+def cases_of(report: Report, variants: Mapping[str, Sequence[AtSize]]) -> Iterator[Case]:
+    """The differences of a ladder that were predicted and observed."""
+    assert report.sizes is not None
+    if not report.sizes.predictions:
+        return
+    prediction = report.sizes.predictions[-1]
+    target = math.log(prediction.compute, 4)
+    below = {name: tuple(at for at in places if at.x < target - 1e-9) for name, places in variants.items()}
+    spread = spread_of({name: list(places) for name, places in below.items()})
+    earlier = Report.read(EXPERIMENTS / f"{BY_CURVES}.json").sizes if report.name == FRESH else None
+    for name, places in variants.items():
+        outcome = prediction.variants.get(name)
+        if outcome is None or outcome.observed is None or places[-1].x < target - 1e-9:
+            continue
+        by_curves = outcome.predicted if earlier is None else earlier.predicted[name]
+        yield Case(
+            ladder=report.name,
+            variant=name,
+            sizes=below[name],
+            spread=spread,
+            target=target,
+            pairs=places[-1].pairs,
+            observed=outcome.observed,
+            stored=outcome.predicted,
+            curves=by_curves,
+        )
 
 
-def _trained(file: Path, name: str) -> Report:
-    """The report of a ladder whose target is trained too."""
-    ladder = experiment_of(read_config(file), file, name)
-    for words in (["run", str(file)], ["extend", ladder.folder, "--size", str(ladder.predict)]):
-        command = [sys.executable, "-m", "lightning_llm", "ablate", *words]
-        if status := subprocess.run(command, env=environment(), check=False).returncode:
-            raise RuntimeError(f"lightning-llm ablate {' '.join(words)} ended with status {status}")
-    return Report.read(ladder.folder)
+def steps_below(
+    by_ladder: Mapping[str, Mapping[str, Sequence[AtSize]]], targets: Mapping[str, float], without: str = ""
+) -> list[Step]:
+    """The steps of ladders, below a target where one is given; without a variant."""
+    found = []
+    for name, variants in by_ladder.items():
+        below = {
+            variant: [at for at in places if at.x < targets.get(name, math.inf) - 1e-9]
+            for variant, places in variants.items()
+        }
+        spread = spread_of(below)
+        found += [step for variant, places in below.items() if variant != without for step in steps_of(places, spread)]
+    return found
 
 
-def _scores(outcome: Outcome, sizes: Sequence[AtSize], spread: SpreadBySize, target: float) -> dict[str, Any]:
-    """What a row has of a variant: the prediction, its two simpler rivals, and the scores of all three."""
-    predicted, observed, last = outcome.predicted, outcome.observed, sizes[-1]
-    assert predicted is not None
-    assert observed is not None
-    x, means = np.array([size.x for size in sizes]), np.array([size.mean for size in sizes])
-    errors = np.array([spread.at(size.x) / math.sqrt(size.pairs) for size in sizes])
-    line = fit_curve(x, means, errors, target, ratio=1.0)
-    simple = {"persists": (last.mean, errors[-1] ** 2), "line": (line.mean, line.variance)}
-    intervals: dict[str, Interval] = {"predicted": predicted.prediction_interval}
-    for name, (mean, variance) in simple.items():
-        error = math.sqrt(variance + spread.at(target) ** 2 / last.pairs)
-        half = float(stats.t.isf((1 - LEVEL) / 2, spread.freedom)) * error
-        intervals[name] = mean - half, mean + half
-    scores = {name: interval_score(interval, observed) for name, interval in intervals.items()}
+def steps_without(by_ladder: Mapping[str, Mapping[str, Sequence[AtSize]]], case: Case) -> list[Step]:
+    """All steps of the other variants, and those of this one in its ladder below the predicted size."""
+    return [*steps_below(by_ladder, {}, without=case.variant), *steps_of(case.sizes, case.spread)]
+
+
+# ---- rules
+
+
+def by_curves(case: Case) -> tuple[float, Interval]:
+    """What the earlier method had predicted."""
+    assert case.curves is not None
+    return case.curves.difference, case.curves.prediction_interval
+
+
+def as_stored(case: Case) -> tuple[float, Interval]:
+    """What was stored before the predicted size was trained."""
+    assert case.stored is not None
+    return case.stored.difference, case.stored.prediction_interval
+
+
+def persists(case: Case) -> tuple[float, Interval]:
+    """The last difference, give or take what pairs vary."""
+    last = case.sizes[-1]
+    error = math.hypot(case.spread.error(last.x, last.pairs), case.spread.error(case.target, case.pairs))
+    half = float(student(1 - LEVEL, (last.pairs - 1) * len(case.sizes))) * error
+    return last.mean, (last.mean - half, last.mean + half)
+
+
+def pooled(steps: Callable[[Case], Sequence[Step]]) -> dict[str, Rule]:
+    """The two rules that learn from steps."""
+    fits: dict[tuple[tuple[Step, ...], bool], Drift] = {}
+
+    def rule(is_decaying: bool) -> Rule:
+        def predicted(case: Case) -> tuple[float, Interval]:
+            key = (tuple(steps(case)), is_decaying)
+            if key not in fits:
+                fits[key] = Drift.of(*key)
+            found = predict(case.sizes, case.spread, fits[key], case.target, case.pairs)
+            return found.mean, found.prediction_interval
+
+        return predicted
+
+    return {"persists with drift": rule(is_decaying=False), "pooled decay": rule(is_decaying=True)}
+
+
+# ---- scores
+
+
+def scores(cases: Sequence[Case], rule: Rule) -> dict[str, Any]:
+    """What a row has of a rule, with the interval and the observation of each case."""
+    found = [rule(case) for case in cases]
+    observed = np.array([case.observed for case in cases])
+    means = np.array([mean for mean, _ in found])
+    each = np.array([interval_score(interval, case.observed) for (_, interval), case in zip(found, cases, strict=True)])
+    is_odd = np.array([case.variant == ODD for case in cases])
+    hits = sum(low <= case.observed <= high for (_, (low, high)), case in zip(found, cases, strict=True))
+    is_shown = np.abs(observed) > SHOWN
+    share = stats.binomtest(hits, len(cases)).proportion_ci(0.95, method="exact")
     return {
-        **{"differences": means.tolist(), "observed": observed, "hit": outcome.is_hit},
-        **{"answer": predicted.answer, "score": scores.pop("predicted")},
-        **{name: list(interval) for name, interval in intervals.items()},
-        **{f"score_{name}": score for name, score in scores.items()},
+        **{"count": len(cases), "hits": int(hits), "share_low": float(share.low), "share_high": float(share.high)},
+        **{"score": float(each.mean()), "score_without": float(each[~is_odd].mean())},
+        **{"width": float(np.mean([high - low for _, (low, high) in found]))},
+        **{"error": float(np.abs(means - observed).mean()), "shown": int(is_shown.sum())},
+        **{"signs": int((np.sign(means) == np.sign(observed))[is_shown].sum())},
+        **{"rank": float(stats.spearmanr(means, observed).statistic)},
+        **{"variants": [f"{case.ladder}: {case.variant}" for case in cases], "observed": observed.tolist()},
+        **{"means": means.tolist(), "intervals": [list(interval) for _, interval in found]},
     }
 
 
@@ -177,16 +227,21 @@ def interval_score(interval: Interval, observed: float) -> float:
     return high - low + 2 / (1 - LEVEL) * max(0.0, low - observed, observed - high)
 
 
-def draw_predictions(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """Of each variant the prediction interval, and what was observed."""
-    rows = [row for row in rows if row.predicted is not None]
-    with chart(path, title, height=1.2 + 0.3 * len(rows), **options) as axes:
+def draw_rules(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
+    """Of each variant of the last group the prediction intervals of its rules, and what was observed."""
+    rows = [row for row in rows if row.group == rows[-1].group]
+    names = [name.split(": ")[-1] for name in rows[0].variants]
+    with chart(path, title, height=1.2 + 0.45 * len(names), **options) as axes:
         (axis,) = np.ravel(axes)
-        places, (low, high) = range(len(rows)), zip(*(row.predicted for row in rows), strict=True)
-        axis.hlines(places, low, high, lw=6, alpha=0.4, label=f"predicted, {LEVEL:.0%}")
-        axis.plot([row.observed for row in rows], places, "o", color="C1", label="observed")
-        axis.axvline(0, color=axis.xaxis.label.get_color(), lw=0.8)
-        axis.set_yticks(places, [row.variant for row in rows])
-        axis.set(xlabel="difference, nats")
+        for index, row in enumerate(rows):
+            places = np.arange(len(names)) + 0.18 * (index - (len(rows) - 1) / 2)
+            low, high = np.array(row.intervals).T
+            axis.hlines(places, low, high, lw=4, alpha=0.6, color=f"C{index}", label=row.rule)
+        for place, observed in enumerate(rows[0].observed):
+            color = axis.xaxis.label.get_color()
+            axis.vlines(observed, place - 0.4, place + 0.4, color=color, lw=1.5, label="" if place else "observed")
+        axis.axvline(0, color=axis.xaxis.label.get_color(), lw=0.5, ls=":")
+        axis.set_yticks(range(len(names)), names)
+        axis.set(xlabel="difference, nats per character: intervals of 90%, and what was observed")
         axis.invert_yaxis()
-        axis.legend(fontsize=9)
+        axis.legend(fontsize=8.5)

@@ -41,11 +41,13 @@ import yaml
 
 from benchmarks import plots
 from benchmarks.charts import panels
+from benchmarks.known_steps import at_size, spread_of
 from benchmarks.rows import MEASURED, Row, read_rows
 from lightning_llm.ablate.report.record import Row as ReportRow
 from lightning_llm.ablate.report.report import Report
 from lightning_llm.io.units import UNITS
-from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, answer, predict
+from lightning_llm.statistics.extrapolation import Drift, answer, predict
+from lightning_llm.statistics.known_steps import STEPS
 
 ROOT = Path(__file__).parents[1]
 ROWS, REPORTS = ROOT / "docs" / "benchmarks", ROOT / "docs" / "experiments"
@@ -124,23 +126,20 @@ def _of_sizes(report: Report, name: str, rows: Sequence[ReportRow]) -> Row:
 def _by_present_method(report: Report, rows: Sequence[ReportRow]) -> dict[str, Any] | None:
     """The interval and the answer that the present method gives for stored sizes; ``None``: there is no target.
 
-    Sizes whose answer is older than the present method have no null variant: the spread is that of their own runs.
+    The drift is that of all stored ladders, and the spread that of the ladder's own runs.
     """
     assert report.sizes is not None
     if report.sizes.target_compute is None:
         return None
     places = [place for place in map(at_size, rows) if place is not None]
     target = math.log(report.sizes.target_compute, 4)
-    predicted = predict(places, SpreadBySize.of(places), target, places[-1].pairs)
+    predicted = predict(places, spread_of({"": places}), Drift.of(STEPS), target, places[-1].pairs)
     direction = {"better": -1, "worse": 1}.get(rows[-1].direction, 0)
-    return {"interval": predicted.interval, "answer": answer(predicted.interval, direction, report.delta)}
-
-
-def at_size(row: ReportRow) -> AtSize | None:
-    """A row of a size, where its prediction takes it from; ``None``: it has no difference."""
-    if row.compute is None or row.difference is None or row.sd is None:
-        return None
-    return AtSize(math.log(row.compute, 4), row.difference, row.sd, row.pairs)
+    return {
+        "difference": predicted.mean,
+        "interval": predicted.interval,
+        "answer": answer(predicted.interval, direction, report.delta),
+    }
 
 
 def _value(expression: str, row: Row, group: Sequence[Row]) -> Any:

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from lightning_llm.ablate.experiment import Experiment
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.plan import digest
-from lightning_llm.ablate.report.record import Predicted
+from lightning_llm.ablate.report.record import LearnedDrift, Predicted
 from lightning_llm.accounting.sizing import parse_size
-from lightning_llm.io.records import read_record, write_record
+from lightning_llm.io.records import Kind, read_record, write_record
 from lightning_llm.io.shell import shell_path
-from lightning_llm.statistics.extrapolation import FEWEST_SIZES, MOST_BEYOND
+from lightning_llm.statistics.extrapolation import FEWEST_SIZES, MOST_COMPUTE
 
 LADDER = "ladder.json"
 SIZES = "sizes"
@@ -52,6 +52,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         compute: FLOPs of a run of the baseline.
         pairs: That it was to have.
         variants: By name; ``None``: nothing could be predicted.
+        drift: From size to size, as it was learned then; ``None``: nothing could be predicted.
         plans: The hash of the plan of each size that it rests on.
     """
 
@@ -59,6 +60,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     compute: float
     pairs: int
     variants: dict[str, Predicted | None]
+    drift: LearnedDrift | None
     plans: dict[str, str]
 
     @property
@@ -122,9 +124,9 @@ def check_reach(ladder: Experiment, computes: Mapping[str, float]) -> None:
         ValueError: It has too many times the compute of the largest size.
     """
     largest = computes[ladder.sizes[-1]]
-    if ladder.predict is not None and computes[ladder.predict] > 4**MOST_BEYOND * largest * (1 + 1e-9):
+    if ladder.predict is not None and computes[ladder.predict] > MOST_COMPUTE * largest * (1 + 1e-9):
         times = f"{computes[ladder.predict] / largest:.3g} times the FLOPs of {ladder.sizes[-1]}"
-        problem = f"{times}, expected at most {4**MOST_BEYOND:g} times"
+        problem = f"{times}, expected at most {MOST_COMPUTE:g} times"
         raise ValueError(f"predict {ladder.predict} has {problem}: add a size between")
 
 
@@ -145,19 +147,28 @@ def read_ladder(out: Path) -> tuple[Experiment, dict[str, float]]:
     path = out / LADDER
     if not path.is_file():
         raise ValueError(f"{out} holds no {LADDER}: give the folder of a ladder of lightning-llm ablate")
+    content = _read(out, path, LadderRecord)
+    return replace(content.experiment, out=str(out)), content.computes
+
+
+def _read(out: Path, path: Path, kind: type[Kind]) -> Kind:
+    """A record of a ladder; one of an earlier version is left to the code that wrote it."""
     try:
-        content = read_record(path, LadderRecord)
+        return read_record(path, kind)
     except ValueError as error:
         first = next(iter(sorted((out / SIZES).glob("*/code/fit.py"))), out / SIZES / "SIZE" / "code" / "fit.py")
         own = f"python {shell_path(first)} ablate report {shell_path(out)}"
         raise ValueError(f"{error}; if an earlier version wrote it, its own copy of the code reads it: {own}") from None
-    return replace(content.experiment, out=str(out)), content.computes
 
 
 def prediction_of(ladder: Experiment, size: str) -> Prediction | None:
-    """The prediction that was stored before a size was trained; ``None``: there is none."""
+    """The prediction that was stored before a size was trained; ``None``: there is none.
+
+    Raises:
+        ValueError: It is of an earlier version.
+    """
     path = Path(ladder.folder) / PREDICTIONS / f"{size}.json"
-    return read_record(path, Prediction) if path.exists() else None
+    return _read(Path(ladder.folder), path, Prediction) if path.exists() else None
 
 
 def predicted_sizes(ladder: Experiment) -> list[str]:

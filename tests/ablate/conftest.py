@@ -245,6 +245,12 @@ def train_size(ladder, size, effects, level):
     base, null = {"effect": level}, {"effect": level + 0.002}
     work(
         frozen(
-            Path(ladder.folder), variants, looks=ladder.looks, out=f"{SIZES}/{size}", base=base, null=null, delta=0.01
+            Path(ladder.folder),
+            variants,
+            looks=ladder.looks,
+            out=f"{SIZES}/{size}",
+            base=base,
+            null=null,
+            delta=ladder.delta,
         ).out
     )

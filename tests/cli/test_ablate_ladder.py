@@ -196,7 +196,7 @@ def test_a_dry_run_leaves_nothing(folder, capsys):
             [],
             "a changes model.optimizer.init_args.lr, which",
         ),
-        ({"predict": "1M"}, [], "times the FLOPs of 50k, expected at most 16 times: add a size between"),
+        ({"predict": "1M"}, [], "times the FLOPs of 50k, expected at most 5 times: add a size between"),
         ({"tokens_per_parameter": 1000}, [], "; --repeat accepts it (docs/resume.md)"),
         ({"sizes": ["1", "35k", "50k"]}, [], "size 1 "),
         ({"variants": {"a": {"model.architecture.mlp": "rleu"}}}, [], "rleu"),

@@ -1,66 +1,127 @@
-"""Extrapolated differences: against an ordinary regression, known curves, and what an interval answers."""
+"""Differences one size up: decay and drift against what was drawn, formulas by hand, and what an interval answers."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_llm.statistics.extrapolation import RATIOS, AtSize, SpreadBySize, answer, predict
+from lightning_llm.statistics.extrapolation import (
+    FEWEST_STEPS,
+    AtSize,
+    Drift,
+    SpreadBySize,
+    Step,
+    answer,
+    predict,
+    steps_of,
+)
+from lightning_llm.statistics.known_steps import STEPS
+
+SPREAD = SpreadBySize(math.log(0.006), 0.0)
+ERROR = 0.006 / math.sqrt(8)
 
 
 def sizes_of(means, sd=0.006, pairs=8):
     return [AtSize(float(x), mean, sd, pairs) for x, mean in enumerate(means)]
 
 
-def test_one_curve_is_a_weighted_regression(monkeypatch):
-    monkeypatch.setattr("lightning_llm.statistics.extrapolation.RATIOS", (1.0,))
-    means = [-0.03, -0.022, -0.019, -0.01]
-    sizes = sizes_of(means)
-    spread = SpreadBySize(math.log(0.006), 0.0, 56.0)
-    found = predict(sizes, spread, 4.0, 8)
-    slope, intercept = np.polyfit(range(4), means, 1)
-    assert found.mean == pytest.approx(intercept + 4 * slope)
-    error = 0.006 / math.sqrt(8) * math.sqrt(1 / 4 + (4 - 1.5) ** 2 / 5)
-    quantile = stats.t.ppf(0.95, 56)
-    assert found.interval[1] - found.mean == pytest.approx(quantile * error)
-    with_own = quantile * math.hypot(error, 0.006 / math.sqrt(8))
-    assert found.mean - found.prediction_interval[0] == pytest.approx(with_own)
+def drawn_steps(rng, count, decay, base, share, error=0.002):
+    true = rng.normal(0, 0.05, count)
+    after = decay * true + np.hypot(base, share * true) * rng.standard_normal(count)
+    noise = error * rng.standard_normal((2, count))
+    return [Step(1.0, one, other, error, error) for one, other in zip(true + noise[0], after + noise[1], strict=True)]
 
 
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_a_curve_of_the_family_is_continued(ratio):
-    def curve(x):
-        return -0.03 + 0.01 * (x if ratio == 1 else (1 - ratio**x) / (1 - ratio))
-
-    found = predict(sizes_of([curve(x) for x in range(4)], sd=1e-6), SpreadBySize(math.log(1e-6), 0.0, 56.0), 5.0, 8)
-    assert found.ratios == (ratio,)
-    assert found.mean == pytest.approx(curve(5))
-    assert found.interval[0] < curve(5) < found.interval[1]
-
-
-def test_where_no_curve_fits_the_variances_are_those_of_the_residuals(monkeypatch):
-    monkeypatch.setattr("lightning_llm.statistics.extrapolation.RATIOS", (1.0,))
-    spread, quantile = SpreadBySize(math.log(0.006), 0.0, 56.0), stats.t.ppf(0.95, 56)
-    for height, is_wider in ((0.001, False), (0.02, True)):  # the middle size is so much off a line
-        found = predict(sizes_of([0.0, height, 0.0]), spread, 3.0, 8)
-        own = 0.006**2 / 8
-        misfit = height**2 * 2 / 3 / own  # of one degree of freedom
-        scale = misfit if is_wider else 1.0
-        variance = own * (1 / 3 + (3 - 1) ** 2 / 2)
-        assert found.mean == pytest.approx(height / 3)
-        assert found.interval[1] - found.mean == pytest.approx(quantile * math.sqrt(scale * variance))
-        with_own = quantile * math.sqrt(scale * (variance + own))
-        assert found.prediction_interval[1] - found.mean == pytest.approx(with_own)
-        assert found.ratios == (1.0,)
+def test_the_mean_and_the_variances_are_those_of_the_formula():
+    drift = Drift(decay=0.7, base=0.01, share=0.3, steps=100)
+    found = predict(sizes_of([0.5, 0.08]), SPREAD, drift, 1.9, 8)
+    h, quantile = 0.9, stats.t.isf(0.05, 5)
+    assert found.mean == pytest.approx(0.7**h * 0.08)
+    variance = 0.7 ** (2 * h) * ERROR**2 + h * (0.01**2 + 0.3**2 * (0.08**2 - ERROR**2))
+    assert found.interval == pytest.approx([found.mean + sign * quantile * math.sqrt(variance) for sign in (-1, 1)])
+    with_own = quantile * math.sqrt(variance + ERROR**2)
+    assert found.prediction_interval == pytest.approx([found.mean - with_own, found.mean + with_own])
 
 
-def test_places_count_from_the_smallest_size():
-    means = [-0.03, -0.02, -0.015]
-    spread = SpreadBySize(math.log(0.006), 0.0, 42.0)
-    near = predict(sizes_of(means), spread, 3.0, 8)
-    far = predict([AtSize(size.x + 20, size.mean, size.sd, size.pairs) for size in sizes_of(means)], spread, 23.0, 8)
+def test_the_order_of_sizes_does_not_matter_and_places_count_from_anywhere():
+    drift, sizes = Drift(0.7, 0.01, 0.3, 100), sizes_of([0.5, 0.2, 0.08])
+    near = predict(sizes, SPREAD, drift, 3.0, 8)
+    assert predict(sizes[::-1], SPREAD, drift, 3.0, 8) == near
+    far = predict([dataclasses.replace(size, x=size.x + 20) for size in sizes], SPREAD, drift, 23.0, 8)
     assert far.interval == pytest.approx(near.interval)
+
+
+def test_an_interval_has_the_freedom_of_the_drift():
+    def half_width(freedom):
+        found = predict(sizes_of([0.1, 0.1]), SPREAD, Drift(1.0, 0.01, 0.3, 3, freedom), 2.0, 8)
+        return found.interval[1] - found.mean
+
+    assert half_width(1) / half_width(5) == pytest.approx(stats.t.isf(0.05, 1) / stats.t.isf(0.05, 5))
+
+
+def test_few_steps_have_little_freedom():
+    steps = drawn_steps(np.random.default_rng(0), 20, decay=1.0, base=0.01, share=0.3)
+    assert [Drift.of(steps[:count]).freedom for count in (1, 2, 4, 7, 20)] == [1, 1, 2, 5, 5]
+
+
+def test_decay_and_drift_are_learned():
+    steps = drawn_steps(np.random.default_rng(0), 4000, decay=0.7, base=0.01, share=0.3)
+    drift = Drift.of(steps)
+    assert drift.decay == pytest.approx(0.7, abs=0.02)
+    assert 0.007 < drift.base < 0.013  # with t errors, scales are below those of normal ones
+    assert 0.2 < drift.share < 0.33
+    assert drift.steps == 4000
+
+
+def test_nine_of_ten_next_differences_are_in_the_interval():
+    for count, decay in ((60, 0.7), (8, 0.7), (4, 1.0)):
+        held = []
+        for seed in range(30):
+            rng = np.random.default_rng(seed)
+            drift = Drift.of(drawn_steps(rng, count, decay, 0.01, 0.3, ERROR))
+            for step in drawn_steps(rng, 200, decay, 0.01, 0.3, ERROR):
+                low, high = predict(sizes_of([0.0, step.before]), SPREAD, drift, 2.0, 8).prediction_interval
+                held.append(low <= step.after <= high)
+        assert 0.86 < np.mean(held) < 0.98
+
+
+def test_below_eight_steps_a_difference_persists():
+    steps = drawn_steps(np.random.default_rng(0), FEWEST_STEPS, decay=0.4, base=0.002, share=0.05)
+    assert Drift.of(steps[:-1]).decay == 1.0
+    assert Drift.of(steps).decay < 0.7
+    assert Drift.of(steps, is_decaying=False).decay == 1.0
+    assert Drift.of(steps[:1]).base > 0
+
+
+def test_a_drift_has_the_unit_of_the_metric():
+    steps = drawn_steps(np.random.default_rng(0), 40, decay=0.7, base=0.01, share=0.3)
+    times = [Step(step.h, *(1000 * number for number in dataclasses.astuple(step)[1:])) for step in steps]
+    nats, millinats = Drift.of(steps), Drift.of(times)
+    assert millinats.decay == pytest.approx(nats.decay, abs=1e-3)
+    assert millinats.base == pytest.approx(1000 * nats.base, rel=1e-2)
+    assert millinats.share == pytest.approx(nats.share, rel=1e-2)
+
+
+def test_without_a_step_there_is_no_drift():
+    for steps in ([], [Step(1.0, 0.1, 0.1, 0.0, 0.0)]):
+        with pytest.raises(ValueError, match="no step between two sizes is known"):
+            Drift.of(steps)
+
+
+def test_steps_go_from_each_size_to_the_next():
+    first, second = steps_of(sizes_of([0.3, 0.2, 0.1])[::-1], SPREAD)
+    assert dataclasses.astuple(first) == pytest.approx((1.0, 0.3, 0.2, ERROR, ERROR))
+    assert (second.before, second.after) == (0.2, 0.1)
+    assert steps_of(sizes_of([0.3]), SPREAD) == []
+
+
+def test_the_known_steps_shrink():
+    drift = Drift.of(STEPS)
+    assert drift.steps == len(STEPS) > 60
+    assert 0.5 < drift.decay < 0.85  # effects shrink by a third to a half for 4 times the compute
+    assert all(0.7 < step.h < 1.1 for step in STEPS)
 
 
 def test_the_spread_is_log_linear_and_without_the_bias_of_a_logarithm():
@@ -69,30 +130,27 @@ def test_the_spread_is_log_linear_and_without_the_bias_of_a_logarithm():
     spread = SpreadBySize.of(drawn)
     assert spread.at(0) == pytest.approx(0.01, rel=0.02)
     assert spread.at(5) == pytest.approx(0.01 * 0.8**5, rel=0.05)
-    assert spread.freedom == 3 * 8000
+    assert spread.error(5, 4) == spread.at(5) / 2
     assert SpreadBySize.of([AtSize(0, 0, 0.0, 4)]).at(0) == 0
 
 
 @pytest.mark.parametrize(
     ("sizes", "target", "says"),
     [
-        (sizes_of([0, 0]), 2.0, "a prediction needs differences at 3 sizes or more, got 2"),
-        ([*sizes_of([0, 0]), AtSize(1.0, 0, 0.006, 8)], 2.0, "got 2"),
-        (
-            sizes_of([0, 0, 0]),
-            4.5,
-            "the target has 32 times the compute of the largest size, expected at most 16 times",
-        ),
+        (sizes_of([0]), 1.0, "a prediction needs differences at 2 sizes or more, got 1"),
+        ([*sizes_of([0]), AtSize(0.0, 0, 0.006, 8)], 1.0, "got 1"),
+        (sizes_of([0, 0]), 2.2, "the target has 5.28 times the compute of the largest size, expected at most 5 times"),
     ],
 )
 def test_what_cannot_be_predicted(sizes, target, says):
     with pytest.raises(ValueError, match=says):
-        predict(sizes, SpreadBySize(-5.0, 0.0, 20.0), target, 8)
+        predict(sizes, SPREAD, Drift(0.7, 0.01, 0.3, 100), target, 8)
 
 
 def test_equal_differences_have_no_interval():
+    sizes = sizes_of([0, 0, 0], sd=0.0)
     with pytest.raises(ValueError, match="all differences are equal"):
-        predict(sizes_of([0, 0, 0], sd=0.0), SpreadBySize.of(sizes_of([0, 0, 0], sd=0.0)), 3.0, 8)
+        predict(sizes, SpreadBySize.of(sizes), Drift(0.7, 0.01, 0.3, 100), 3.0, 8)
 
 
 @pytest.mark.parametrize(

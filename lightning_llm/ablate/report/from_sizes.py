@@ -22,6 +22,7 @@ from lightning_llm.ablate.names import PLAN
 from lightning_llm.ablate.report.from_experiment import report_of
 from lightning_llm.ablate.report.record import (
     VERSION,
+    LearnedDrift,
     Outcome,
     Predicted,
     ReportRecord,
@@ -36,10 +37,19 @@ from lightning_llm.ablate.report.report import Report
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.io.shell import shell_path
 from lightning_llm.statistics.design import BETTER, WORSE
-from lightning_llm.statistics.extrapolation import LEVEL, MOST_BEYOND, AtSize, Interval, SpreadBySize, answer, predict
+from lightning_llm.statistics.extrapolation import (
+    LEVEL,
+    AtSize,
+    Drift,
+    Interval,
+    SpreadBySize,
+    answer,
+    predict,
+    steps_of,
+)
+from lightning_llm.statistics.known_steps import LADDERS, METRIC, STEPS
 
 DIRECTIONS = {BETTER: -1, WORSE: 1}
-_POINTS = 40  # between the largest size and the furthest target
 
 
 def ladder_report(ladder: Experiment, computes: Mapping[str, float]) -> Report:
@@ -61,7 +71,7 @@ def ladder_report(ladder: Experiment, computes: Mapping[str, float]) -> Report:
         raise ValueError(f"no size of {ladder.folder} is planned yet: {command} continues it")
     first = next(iter(reports.values()))
     target = None if ladder.predict is None or ladder.predict in reports else ladder.predict
-    found = predictions(reports, computes, target, pairs_of(ladder)) if target else {}
+    found, drift = predictions(reports, computes, target, pairs_of(ladder)) if target else ({}, None)
     factors = {} if ladder.tune is None else tuned_factors(ladder)
     return Report(
         version=VERSION,
@@ -86,6 +96,7 @@ def ladder_report(ladder: Experiment, computes: Mapping[str, float]) -> Report:
             target=target or "",
             target_compute=computes[target] if target else None,
             predicted=found,
+            drift=drift,
             predictions=[_outcomes(prediction, reports.get(size)) for size, prediction in stored.items() if prediction],
         ),
         environment=first.environment,
@@ -98,8 +109,8 @@ def _variants(report: ReportRecord) -> list[str]:
 
 def predictions(
     reports: Mapping[str, ReportRecord], computes: Mapping[str, float], target: str, pairs: int
-) -> dict[str, Predicted | None]:
-    """Predictions for each variant at a target; ``None``: its differences do not allow it.
+) -> tuple[dict[str, Predicted | None], LearnedDrift | None]:
+    """Predictions for each variant at a target, ``None`` where its differences do not allow it; and what they rest on.
 
     Args:
         reports: Of each size.
@@ -108,21 +119,24 @@ def predictions(
         pairs: That it will have.
     """
     xs = {size: _x(computes[size]) for size in (*reports, target)}
-    all_differences = [at for size, report in reports.items() for at in _spreads(xs[size], report)]
     first = next(iter(reports.values()))
+    spread = SpreadBySize.of([at for size, report in reports.items() for at in _spreads(xs[size], report)])
+    rows = {name: [report.row(name) for report in reports.values()] for name in _variants(first)}
+    differences = {
+        name: [at for size, row in zip(reports, of_name, strict=True) for at in _at_size(xs[size], row)]
+        for name, of_name in rows.items()
+    }
+    own = [step for sizes in differences.values() for step in steps_of(sizes, spread)]
+    other = STEPS if first.metric == METRIC else ()  # τ has a unit
+    try:
+        drift = Drift.of([*other, *own])
+    except ValueError:
+        return dict.fromkeys(rows), None
     by_variant: dict[str, Predicted | None] = {}
-    for name in _variants(first):
-        rows = [(xs[size], report.row(name)) for size, report in reports.items()]
-        differences = [at for x, row in rows for at in _at_size(x, row)]
-        direction = DIRECTIONS.get(rows[-1][1].direction, 0)
+    for name, sizes in differences.items():
+        direction = DIRECTIONS.get(rows[name][-1].direction, 0)
         try:
-            spread = SpreadBySize.of(all_differences)
-            prediction = predict(differences, spread, xs[target], pairs)
-            shown_xs = [
-                x
-                for x in np.linspace(differences[-1].x, differences[-1].x + MOST_BEYOND, _POINTS)
-                if answer(predict(differences, spread, float(x), pairs).interval, direction, None) == "holds"
-            ]
+            prediction = predict(sizes, spread, drift, xs[target], pairs)
         except ValueError:
             by_variant[name] = None
             continue
@@ -131,9 +145,16 @@ def predictions(
             interval=_floats(prediction.interval),
             prediction_interval=_floats(prediction.prediction_interval),
             answer=answer(prediction.interval, direction, first.delta),
-            shown_up_to=4.0 ** float(shown_xs[-1]) if shown_xs else None,
         )
-    return by_variant
+    learned = LearnedDrift(
+        decay=drift.decay,
+        base=drift.base,
+        share=drift.share,
+        own_steps=len(own),
+        other_steps=len(other),
+        other_ladders=len(LADDERS) if other else 0,
+    )
+    return by_variant, learned
 
 
 def _floats(interval: Interval) -> tuple[float, float]:
@@ -152,11 +173,13 @@ def prediction_for(ladder: Experiment, computes: Mapping[str, float]) -> Predict
         command = f"lightning-llm ablate run {shell_path(ladder.folder)}"
         raise ValueError(f"{folder_of_size(ladder, left[0])} has not ended: {command} continues it")
     size = str(ladder.predict)
+    variants, drift = predictions(reports, computes, size, pairs_of(ladder))
     return Prediction(
         size=size,
         compute=computes[size],
         pairs=pairs_of(ladder),
-        variants=predictions(reports, computes, size, pairs_of(ladder)),
+        variants=variants,
+        drift=drift,
         plans={size: report.design.plan for size, report in reports.items() if report.design is not None},
     )
 

@@ -457,14 +457,32 @@ class Predicted(msgspec.Struct, kw_only=True, frozen=True):
         interval: Of this mean.
         prediction_interval: In which the difference that is observed there should be.
         answer: Whether the finding of the largest size ``holds``, ``fades`` or ``flips`` there, or is ``unknown``.
-        shown_up_to: Up to how many times the compute of the largest size the direction is shown.
     """
 
     difference: float
     interval: tuple[float, float]
     prediction_interval: tuple[float, float]
     answer: str
-    shown_up_to: float | None = None
+
+
+class LearnedDrift(msgspec.Struct, kw_only=True, frozen=True):
+    """How differences change from size to size, and what that was learned from (``statistics.extrapolation``).
+
+    Attributes:
+        decay: φ, by which a difference is multiplied for 4 times the compute; 1: it persists.
+        base: τ, the standard deviation of a change by chance for 4 times the compute.
+        share: κ, the same as a share of the difference.
+        own_steps: Number of steps from size to size of this ladder.
+        other_steps: Of other ladders.
+        other_ladders: Their number.
+    """
+
+    decay: float
+    base: float
+    share: float
+    own_steps: int
+    other_steps: int
+    other_ladders: int
 
 
 class Outcome(msgspec.Struct, kw_only=True, frozen=True):
@@ -511,6 +529,7 @@ class Sizes(msgspec.Struct, kw_only=True, omit_defaults=True):
         target: Size that is predicted; empty: none.
         target_compute: FLOPs of a run of the baseline there.
         predicted: Of each variant at the target; ``None``: its differences do not allow it.
+        drift: That these predictions rest on; ``None``: there are none, or an earlier version computed them.
         predictions: That were stored.
     """
 
@@ -522,6 +541,7 @@ class Sizes(msgspec.Struct, kw_only=True, omit_defaults=True):
     target: str = ""
     target_compute: float | None = None
     predicted: dict[str, Predicted | None] = {}
+    drift: LearnedDrift | None = None
     predictions: list[StoredPrediction] = []
 
 

@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from lightning_llm.ablate.matching import MATCHES
 from lightning_llm.ablate.options import command_line_of
 from lightning_llm.ablate.ratios import time_in_words
-from lightning_llm.ablate.report.record import NO_VERDICT, Design, ReportRecord, Row, Start, StoredPrediction, Variant
+from lightning_llm.ablate.report.record import (
+    NO_VERDICT,
+    Design,
+    LearnedDrift,
+    ReportRecord,
+    Row,
+    Start,
+    StoredPrediction,
+    Variant,
+)
 from lightning_llm.ablate.words import (
     bounds,
     milliseconds,
@@ -44,7 +53,7 @@ ABOUT_STREAM = (
 )
 LONGEST_REASON = 60  # characters of a reason that stands for a name
 UNFINISHED = "The experiment has not ended."
-NO_BEND = "A prediction assumes a smooth curve: nothing predicts a bend that has not begun."
+GUESS = "Ladders of another recipe may differ: there, the interval is a guess."
 SHORT = {LESS: "less together", MORE: "more together"}  # verdicts in a table
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 OF_EFFECT = {"main": "main effect", "interaction": "interaction", "together": "together", "sum": "sum"}
@@ -492,7 +501,8 @@ def size_lines(report: ReportRecord) -> list[str]:
         lines.append(f"{tuned}, and at larger sizes multiplies what size sets there: {times}.")
     if sizes.target:
         names = [name for name in report.variants if name != report.baseline]
-        lines += [_predicted_line(report, name) for name in names] + [NO_BEND]
+        lines += [_predicted_line(report, name) for name in names]
+        lines += [] if sizes.drift is None else [_drift_line(sizes.drift, report.unit), GUESS]
     lines += [line for prediction in sizes.predictions for line in _outcome_lines(prediction)]
     each, together = percent(report.level), percent(1 - report.alpha)
     differences = f"Intervals of differences: {each} each, {together} for all variants of a size together"
@@ -505,7 +515,7 @@ def _predicted_line(report: ReportRecord, name: str) -> str:
     title = f"{name} at {sizes.target} ({sizes.target_compute:.2g} FLOPs)"
     predicted = sizes.predicted.get(name)
     if predicted is None:
-        return f"{title}: no prediction, which needs a difference at three sizes or more."
+        return f"{title}: no prediction, which needs a difference at two sizes, the largest among them."
     meaning = {
         "holds": "holds: the direction is that at the largest size",
         "fades": f"fades: the difference is smaller than {report.delta}",
@@ -514,8 +524,17 @@ def _predicted_line(report: ReportRecord, name: str) -> str:
     }[predicted.answer]
     numbers = f"difference {signed(predicted.difference)} ({bounds(predicted.interval)}) {report.unit}"
     observed = f"its {sizes.pairs} pairs should show {bounds(predicted.prediction_interval)}"
-    up_to = f"; the direction is shown up to {predicted.shown_up_to:.2g} FLOPs" if predicted.shown_up_to else ""
-    return f"{title}: {meaning}; {numbers}; {observed}{up_to}."
+    return f"{title}: {meaning}; {numbers}; {observed}."
+
+
+def _drift_line(drift: LearnedDrift, unit: str) -> str:
+    """What the predictions rest on."""
+    own = f"{drift.own_steps} step{'s' * (drift.own_steps != 1)} from size to size of this ladder"
+    other = f" and {drift.other_steps} of {drift.other_ladders} other ladders" if drift.other_steps else ""
+    persists = "a difference is taken to persist (too few steps tell whether it shrinks)"
+    mean = persists if drift.decay == 1 else f"4 times the compute multiplies a difference by {drift.decay:.2f}"
+    moves = f"it moves by chance by {drift.base:.2g} {unit} and {drift.share:.0%} of itself (standard deviations)"
+    return f"Predictions: {mean}; {moves}; learned from {own}{other}."
 
 
 def _outcome_lines(prediction: StoredPrediction) -> Iterator[str]:

@@ -15,10 +15,11 @@ from lightning_llm.ablate.report.from_experiment import report_of
 from lightning_llm.ablate.report.from_sizes import ladder_report, prediction_for, predictions
 from lightning_llm.ablate.report.record import VERSION, Variant, row_of
 from lightning_llm.ablate.report.report import Report
-from lightning_llm.ablate.report.words import NO_BEND, size_lines
+from lightning_llm.ablate.report.words import GUESS, size_lines
 from lightning_llm.ablate.results import load_experiment
 from lightning_llm.ablate.tuning import Grid
-from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, predict
+from lightning_llm.statistics.extrapolation import AtSize, Drift, SpreadBySize, predict, steps_of
+from lightning_llm.statistics.known_steps import LADDERS, STEPS
 from tests.ablate.conftest import COMPUTES, frozen, train_size, work
 
 
@@ -38,13 +39,15 @@ def rows_of(report, variant):
 
 
 def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
-    made = ladder({"same": [-0.1, -0.1, -0.1], "gone": [-0.4, -0.1, -0.025], "turned": [-0.2, -0.1, 0.0]})
+    made = ladder(
+        {"same": [-0.1, -0.1, -0.1], "gone": [-0.02, -0.01, -0.003], "turned": [-0.03, -0.015, 0.015]}, delta=0.02
+    )
     report = ladder_report(*read_ladder(Path(made.folder)))
     assert report.has_ended
     assert answers(report) == {
         "same": "holds",
         "gone": "fades",
-        "turned": "unknown",  # no direction is shown at the largest size
+        "turned": "unknown",  # a drift may turn it again
     }
     rows = rows_of(report, "same")
     assert [row.size for row in rows] == ["25k", "50k", "100k"]
@@ -56,11 +59,17 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
         for row in each.rows
     ]
     own = [at for at, name in zip(every, ["same", "gone", "turned", "null"] * 3, strict=True) if name == "same"]
-    expected = predict(own, SpreadBySize.of(every), 13.0, 4)
+    spread = SpreadBySize.of(every)
+    names = ("same", "gone", "turned")
+    steps = [step for place, _ in enumerate(names) for step in steps_of(every[place::4], spread)]
+    expected = predict(own, spread, Drift.of([*STEPS, *steps]), 13.0, 4)
     found = report.sizes.predicted["same"]
     assert found.interval == pytest.approx(expected.interval)
     assert found.prediction_interval == pytest.approx(expected.prediction_interval)
-    assert found.shown_up_to == pytest.approx(4.0**14)  # as far as anything is predicted
+    assert found.difference == pytest.approx(expected.mean)
+    learned = report.sizes.drift
+    assert (learned.own_steps, learned.other_steps, learned.other_ladders) == (6, len(STEPS), len(LADDERS))
+    assert 0.5 < learned.decay < 1
     nulls = [AtSize(math.log(COMPUTES[row.size], 4), **differences_of(row)) for row in report.of_kind("null")]
     stored = [AtSize(math.log(row.compute, 4), **differences_of(row)) for row in rows]
     for one, other in zip([*stored, *nulls], [*own, *every[3::4]], strict=True):  # the losses give the numbers again
@@ -68,8 +77,12 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
         assert one.sd == pytest.approx(other.sd, abs=1e-12)
     lines = size_lines(report)
     assert lines[0].startswith("same at 200k (6.7e+07 FLOPs): holds: the direction is that at the largest size; ")
-    assert "gone at 200k (6.7e+07 FLOPs): fades: the difference is smaller than 0.01; " in lines[1]
-    assert NO_BEND in lines
+    assert "gone at 200k (6.7e+07 FLOPs): fades: the difference is smaller than 0.02; " in lines[1]
+    assert lines[3].startswith(f"Predictions: 4 times the compute multiplies a difference by {learned.decay:.2f}; ")
+    assert lines[3].endswith(
+        f"learned from 6 steps from size to size of this ladder and {len(STEPS)} of 6 other ladders."
+    )
+    assert lines[4] == GUESS
 
 
 def test_at_the_smallest_size_the_tuned_variants_are_compared(ladder, tmp_path):
@@ -111,14 +124,13 @@ def test_the_multiplier_is_the_compute_that_gives_the_same_loss(ladder):
     assert shown == [f"{row.multiplier:.2f}" for row in rows]
 
 
-def test_a_size_with_a_diverged_run_has_no_difference_and_two_sizes_predict_nothing(ladder):
-    made = ladder({"lost": [-0.1, [1], -0.1], "same": [-0.1, -0.1, -0.1]})
+def test_a_size_with_a_diverged_run_has_no_difference_and_nothing_is_predicted_two_sizes_up(ladder):
+    made = ladder({"gap": [-0.1, [1], -0.1], "lost": [-0.1, -0.1, [1]], "same": [-0.1, -0.1, -0.1]})
     report = ladder_report(*read_ladder(Path(made.folder)))
-    assert rows_of(report, "lost")[1].difference is None
-    assert answers(report) == {"lost": None, "same": "holds"}
-    assert (
-        "lost at 200k (6.7e+07 FLOPs): no prediction, which needs a difference at three sizes" in size_lines(report)[0]
-    )
+    assert rows_of(report, "lost")[2].difference is None
+    assert answers(report) == {"gap": "holds", "lost": None, "same": "holds"}
+    needs = "no prediction, which needs a difference at two sizes, the largest among them"
+    assert f"lost at 200k (6.7e+07 FLOPs): {needs}" in size_lines(report)[1]
     report.write(made.folder)  # the page can be drawn
 
 
@@ -183,8 +195,8 @@ def test_a_pair_whose_baseline_diverged_does_not_count(tmp_path):
     sizes = dict.fromkeys(("25k", "50k", "100k"), report)
     fewer_rows = [dataclasses.replace(row, baseline_diverged=6)]
     lost = {**sizes, "100k": msgspec.structs.replace(report, rows=fewer_rows)}
-    whole, fewer = (predictions(each, COMPUTES, "200k", 8)["a"] for each in (sizes, lost))
-    assert fewer.interval[1] - fewer.interval[0] > 1.2 * (whole.interval[1] - whole.interval[0])
+    whole, fewer = (predictions(each, COMPUTES, "200k", 8)[0]["a"] for each in (sizes, lost))
+    assert fewer.interval[1] - fewer.interval[0] > whole.interval[1] - whole.interval[0]
 
 
 def test_a_prediction_of_a_variant_that_diverged_has_no_observation(ladder):
