@@ -4,6 +4,8 @@ The functions are those of ``statistics.stream``. Each of 2,000 streams has 100 
 anything in the mean, with several shapes of a pair's difference, and with a proposer who varies the rejected idea that
 has done best, on the seeds of the screen. ``true``: ten of them are better. Beside the rule stand the thorough one,
 what would happen if ideas shared the seeds that confirm them, and whoever keeps an idea because one pair is lower.
+``batch``: batches of 20 ideas that are written down together (``statistics.batch``), none or two of which are better.
+Where they share the baseline's runs, the differences of one seed correlate by one half.
 
 A run is one training: a pair of the screen takes one, since all ideas share the baseline's, and a fresh pair takes two.
 The command fails if more than 5% of streams have an adoption with normal or heavy-tailed differences or with such a
@@ -11,6 +13,7 @@ proposer, or more than 22% with skewed ones (the upper bound of a 95% interval c
 that help by one standard deviation are adopted, or if it takes more than 9.5 runs per idea.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,6 +26,8 @@ from benchmarks import parts
 from benchmarks.charts import Measure
 from benchmarks.harness import Bench, Request
 from benchmarks.rows import Row
+from lightning_llm.statistics.batch import LOOKS, is_decided, log_e_values
+from lightning_llm.statistics.batch import adopted as adopted_of_batch
 from lightning_llm.statistics.estimates import Array
 from lightning_llm.statistics.stream import SCREEN, THOROUGH, StreamRule
 
@@ -38,6 +43,9 @@ NOT_CONFIRMED = 0.5  # in standard deviations: what an idea that the screen has 
 CORRELATION = 0.8  # of a variation's differences with those of the idea that it varies
 MOST_FALSE, MOST_STRESSED, LEAST_POWER, MOST_RUNS = 0.05, 0.22, 0.70, 9.5
 SCREENED = SCREEN[-1][0]
+BATCH, TRUE_OF_BATCH, ALPHA = 20, 2, 0.05
+GRID = np.linspace(-1, 1, 4001)
+PROMISED_OF_BATCH = ("normal", "Student's t, 3 degrees")  # the t e-process takes differences for normal
 Draw = Callable[[np.random.Generator, int], Array]
 NOISE: dict[str, Draw] = {  # with mean 0 and standard deviation 1; a negative difference is better
     "normal": lambda rng, n: rng.standard_normal(n),
@@ -156,6 +164,56 @@ def _true(request: Request) -> Iterator[Row]:
             yield request.row(f"{effect:g} sd; {way}", **facts, problems=problems)
 
 
+def _batches(request: Request) -> Iterator[Row]:
+    """Batches of useless ideas with several shapes of noise, and with two true ideas of several sizes."""
+    cases = [(f"batch: {noise}", noise, 0.0, False) for noise in NOISE]
+    cases.append(("batch: normal, baselines shared", "normal", 0.0, True))
+    cases += [(f"batch: {effect:g} sd, baselines shared", "normal", effect, True) for effect in EFFECTS]
+    for label, noise, effect, is_shared in cases:
+        rng = np.random.default_rng(request.options.seed)
+        found = [_batch(rng, NOISE[noise], effect, is_shared=is_shared) for _ in range(STREAMS)]
+        adopted = np.array([outcome[0] for outcome in found])
+        facts: dict[str, Any] = {"pairs": float(np.mean([outcome[1] for outcome in found])) / BATCH}
+        if effect:
+            facts["power"] = float(adopted[:, :TRUE_OF_BATCH].mean())
+            shares = adopted[:, TRUE_OF_BATCH:].sum(1) / np.maximum(1, adopted.sum(1))
+            facts["false"] = float(shares.mean())
+            high = facts["false"] + 1.645 * float(shares.std(ddof=1)) / math.sqrt(STREAMS)
+        else:
+            hits = int(adopted.any(1).sum())
+            high = bounds_of_share(hits, STREAMS)[1]
+            facts |= {"any": hits / STREAMS, "any_high": high}
+        is_false = noise in PROMISED_OF_BATCH and high > MOST_FALSE
+        yield request.row(label, **facts, problems=[f"{label}: {high:.1%} false"] if is_false else [])
+
+
+def _batch(rng: np.random.Generator, noise: Draw, effect: float, *, is_shared: bool) -> tuple[Array, int]:
+    """Which ideas of a batch are adopted, and how many pairs all have; the first ones are true."""
+    differences = np.array([noise(rng, LOOKS[-1]) for _ in range(BATCH)])
+    if is_shared:
+        differences = (differences + noise(rng, LOOKS[-1])) / np.sqrt(2)
+    differences[:TRUE_OF_BATCH] -= effect
+    e_values: dict[str, float] = {}
+    pairs = before = 0
+    left = list(range(BATCH))
+    for look in LOOKS:
+        own = differences[left, :look]
+        u = -own.sum(1) / np.sqrt(look * (own**2).sum(1))
+        logs = np.interp(u, GRID, _log_e_values_on_grid(look))
+        e_values |= {str(idea): float(value) for idea, value in zip(left, np.exp(logs), strict=True)}
+        pairs += (look - before) * len(left)
+        before = look
+        left = [idea for idea in left if not is_decided(e_values[str(idea)], look, BATCH, ALPHA)]
+    taken = adopted_of_batch(e_values, ALPHA)
+    return np.array([str(idea) in taken for idea in range(BATCH)]), pairs
+
+
+@functools.cache
+def _log_e_values_on_grid(pairs: int) -> Array:
+    """Of ``GRID``: a simulation takes a million e-values, each of which is an integral."""
+    return log_e_values(GRID, pairs)
+
+
 def _cost(found: list[Outcome]) -> dict[str, float]:
     """Pairs, runs, pairs of the screen, and confirmations per idea."""
     count = len(found) * IDEAS
@@ -164,7 +222,7 @@ def _cost(found: list[Outcome]) -> dict[str, float]:
     }
 
 
-PARTS = {"useless": _useless, "true": _true}
+PARTS = {"useless": _useless, "true": _true, "batch": _batches}
 BENCH = Bench(
     run=lambda request: request.sizes(request),  # the rows of a part
     shapes=list(PARTS),

@@ -27,6 +27,7 @@ from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS, Grid
 from lightning_llm.accounting.sizing import parse_size
 from lightning_llm.io.schema import BOOL, POSITIVE, TEXT, by_name, check, list_of, maybe, record, validate, whole
 from lightning_llm.io.untrusted import file_name, printable, shown
+from lightning_llm.statistics.batch import LOOKS as BATCH_LOOKS
 from lightning_llm.statistics.design import Design
 from lightning_llm.statistics.extrapolation import FEWEST_SIZES
 from lightning_llm.training.metrics import LOSSES, unit_of_metric
@@ -46,6 +47,7 @@ TUNING_SEEDS = 2
 OF_LADDER = ("predict", "tokens_per_parameter", "repeat")  # keys that need sizes
 # A ladder has none of these: a stop at a look would exaggerate the difference of its size
 FIXED_BY_LADDER = ("looks", "half_width")
+NOT_IN_BATCH = (*FIXED_BY_LADDER, "pairs", "delta", "factors", "sizes", "tune", "unchanged")
 MEASURED = ("seconds", "peak_memory_gib")  # of each run of a command: its secondary metrics
 WORKING_TREE, UNCHANGED = "working-tree", "unchanged"  # names of variants
 
@@ -78,6 +80,16 @@ class ScreenAndConfirm(msgspec.Struct, frozen=True, kw_only=True, tag_field="rul
     first_confirming_seed: int
 
 
+class Batch(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="batch"):
+    """Comparing a variant stops when its evidence is gone, or enough; then e-BH adopts (``statistics.batch``).
+
+    Attributes:
+        pairs: Numbers of pairs after which it may stop.
+    """
+
+    pairs: tuple[int, ...] = BATCH_LOOKS
+
+
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     """The question of a user, and how it is answered.
 
@@ -89,6 +101,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
             command any name, and with a minus before it, higher is better.
         delta: The smallest difference that matters; ``None``: no verdict is ``equivalent``.
         alpha: Probability of a false answer, over all variants, looks and added pairs; tuned variants have another one.
+            Of a batch, the expected share of useless variants among the adopted ones.
         stop: When comparing stops.
         sizes: Sizes of the baseline at which all of it is done, increasing; empty: at the baseline's own.
         predict: A further size, whose differences are predicted; ``None``: none.
@@ -110,7 +123,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = METRICS[0]
     delta: float | None = DELTA
     alpha: float = ALPHA
-    stop: Looks | ScreenAndConfirm = Looks()
+    stop: Looks | ScreenAndConfirm | Batch = Looks()
     sizes: tuple[str, ...] = ()
     predict: str | None = None
     first_seed: int = 0
@@ -132,7 +145,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def looks(self) -> tuple[int, ...]:
         """Numbers of pairs after which a comparison may end; of an idea, of its fresh pairs."""
-        return self.stop.pairs if isinstance(self.stop, Looks) else self.stop.looks
+        return self.stop.looks if isinstance(self.stop, ScreenAndConfirm) else self.stop.pairs
 
     @property
     def metric_name(self) -> str:
@@ -156,7 +169,9 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def design(self) -> Design:
-        """The design of the comparison of each variant."""
+        """The design of the comparison of each variant; in a batch, intervals are those of each one by itself."""
+        if isinstance(self.stop, Batch):
+            return Design(self.alpha, self.looks, None)
         return Design(self.alpha / len(self.variants), self.looks, self.delta, self.half_width)
 
     def cut(self, pairs: int) -> "Experiment":
@@ -300,6 +315,7 @@ _FILE = record(
         "alpha": ALPHA_RANGE,
         "looks": _LOOKS,
         "half_width": maybe(_NUMBER),
+        "batch": BOOL,
         "pairs": whole(1, MOST_PAIRS),
         "seeds": record({"first": whole(0, LAST_SEED)}),
         "match": _match_in_file,
@@ -342,7 +358,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
         factors=_factors(content, source),
         metric=metric,
         secondary=tuple(secondary),
-        delta=content.get("delta", DELTA if command is None else None),
+        delta=None if is_batch(content) else content.get("delta", DELTA if command is None else None),
         alpha=content.get("alpha", ALPHA),
         stop=_stop(content, source),
         first_seed=content.get("seeds", {}).get("first", 0),
@@ -434,14 +450,24 @@ def _metrics(content: Mapping[str, Any], source: object) -> Sequence[str]:
     return metrics or (content.get("metric", METRICS[0]),)
 
 
-def _stop(content: Mapping[str, Any], source: object) -> Looks:
+def is_batch(content: Mapping[str, Any]) -> bool:
+    """Whether the keys of an experiment ask for a batch."""
+    return bool(content.get("batch"))
+
+
+def _stop(content: Mapping[str, Any], source: object) -> Looks | Batch:
+    if is_batch(content):
+        if useless := next((key for key in NOT_IN_BATCH if content.get(key)), None):
+            problem = "a batch has its own looks, one size, no delta, and no tuning"
+            raise ValueError(f"{option_named(useless, source)}: {problem}: leave it out")
+        return Batch()
     if "factors" in content:
         return Looks(pairs=_cut((), content.get("pairs", PAIRS), source))
     if "sizes" not in content:
         pairs = _cut(content.get("looks", LOOKS), content.get("pairs"), source)
         return Looks(pairs=pairs, half_width=content.get("half_width"))
-    if useless := [key for key in FIXED_BY_LADDER if key in content]:
-        problem = f"a ladder has no {useless[0]}"
+    if fixed := [key for key in FIXED_BY_LADDER if key in content]:
+        problem = f"a ladder has no {fixed[0]}"
         raise ValueError(f"{source}: {problem}: it has a fixed number of pairs (pairs: 8) at every size")
     return Looks(pairs=_cut((), content.get("pairs", LOOKS[0]), source))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lightning_llm.ablate.experiment import MOST_PAIRS, Experiment
+from lightning_llm.ablate.experiment import MOST_PAIRS, Batch, Experiment
 from lightning_llm.ablate.next_runs import Extension, State
 from lightning_llm.ablate.results import Loaded
 from lightning_llm.io.shell import shell_path
@@ -25,6 +25,8 @@ def extension_of(loaded: Loaded, pairs: int, variants: Sequence[str] | None) -> 
     if experiment.factors:
         advice = "begin another one with other seeds: --first-seed N"
         raise ValueError(f"{out} combines factors, which has a fixed number of pairs: {advice}")
+    if isinstance(experiment.stop, Batch):
+        raise ValueError(f"{out} is a batch, whose rule is fixed: begin another one with other seeds: --first-seed N")
     if state.needed:
         command = f"lightning-llm ablate run {shell_path(out)}"
         raise ValueError(f"{out} has not used up its plan: {command} continues it")

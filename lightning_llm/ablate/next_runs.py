@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lightning_llm.ablate.experiment import Experiment
+from lightning_llm.ablate.experiment import Batch, Experiment
 from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.ablate.tuning import Losses, Tune, Tuned, tuning_of
+from lightning_llm.statistics.batch import batch_verdicts
 from lightning_llm.statistics.verdict import Sample, Verdict, verdicts
 
 
@@ -185,6 +186,10 @@ class _Comparison:
             name: sample(losses, base, self._names[name], experiment.seeds(pairs), more_baseline)
             for name, pairs in self.pairs.items()
         }
+        if isinstance(experiment.stop, Batch):
+            self._verdicts = batch_verdicts(samples, experiment.alpha)
+            self.unfinished = [name for name in self.pairs if not self._verdicts[name].has_ended]
+            return
         rule |= {"looks": experiment.looks, "half_width": experiment.half_width, "variants": len(experiment.variants)}
         self._verdicts = verdicts(samples, **rule)
         self.unfinished = [name for name in self.pairs if not self._verdicts[name].has_ended]

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from lightning_llm.ablate import words
-from lightning_llm.ablate.experiment import LOOKS, Experiment
+from lightning_llm.ablate.experiment import LOOKS, Batch, Experiment
 from lightning_llm.ablate.history import Earlier, Spread, spread_of
 from lightning_llm.ablate.names import NULL
 from lightning_llm.ablate.plan import Plan
@@ -59,6 +59,9 @@ def show_power_analysis(experiment: Experiment, spread: Spread, console: Console
         spread: Standard deviation of the difference of one pair.
         console: Where to.
     """
+    if isinstance(experiment.stop, Batch):
+        console.print_lines(words.power_of_batch(spread.value, experiment.unit))
+        return
     design = experiment.design
     variants = len(experiment.variants)
     goal = "verdict" if design.half_width is None else f"±{design.half_width:g}"

@@ -6,6 +6,7 @@ from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.plan import Plan, PlannedVariant
+from lightning_llm.statistics.batch import LOOKS, POWER
 from lightning_llm.statistics.scales import Scale, differing_scales
 
 UNEQUAL = 0.01  # parameters that differ by more are reported
@@ -73,6 +74,13 @@ def start_in_words(plan: Plan, looks: Sequence[int], slots: int, done: int) -> s
     summary = f"{variants} variant{'s' * (variants != 1)}, {tested_in_words(looks)}, {runs}"
     ended = f"; it continues: {done} run{'s' * (done != 1)} had ended" if done else ""
     return f"{experiment.name}: {summary}: {plan.out}{ended}"
+
+
+def power_of_batch(pair_sd: float, unit: str) -> str:
+    """How likely a useful idea of a batch is adopted, by the spread of a pair."""
+    shares = ", ".join(f"of {size * pair_sd:.2g} in {100 * share:.0f}%" for size, share in POWER.items())
+    batch = f"at most {LOOKS[-1]} pairs of each idea, where two of twenty are useful"
+    return f"A batch adopts improvements in these cases: {shares}, in {unit}, with {batch}."
 
 
 def unequal_lines(counts: Mapping[str, int | None]) -> list[str]:

@@ -105,6 +105,8 @@ def _options(parser: OneLineParser) -> None:
         add("--match", metavar="RULE", help=f"what is equal in a pair: {matches_in_words()} (default: tokens)")
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
         add_command(parser_of_plan)
+    about = "judge the variants as ideas that were written down together: adopt the useful ones, by e-BH"
+    run.add_argument("--batch", action="store_true", default=None, help=about)
     about = "only print what the runs take: FLOPs, and time on this machine"
     run.add_argument("--dry-run", action="store_true", help=about)
     about = "reuse finished runs of earlier experiments in the same folder (default: baseline)"
@@ -317,7 +319,7 @@ def _overriding(options: argparse.Namespace) -> dict[str, Any]:
     first = None if options.first_seed is None else {"first": options.first_seed}
     tune = None if options.tune is None else {"option": options.tune}
     same = {key: getattr(options, key) for key in ("name", "out", "pairs", "match", "metric", "delta")}
-    keys = {**same, "seeds": first, "tune": tune}
+    keys = {**same, "seeds": first, "tune": tune, "batch": getattr(options, "batch", None)}
     return {key: value for key, value in keys.items() if value is not None}
 
 

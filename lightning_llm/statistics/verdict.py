@@ -120,6 +120,7 @@ class Verdict:
         diverged: Runs of the variant that failed to train.
         baseline_diverged: Runs of the baseline that failed to train.
         p_diverged: Of the test on these counts; ``None`` if all runs trained.
+        e_value: Evidence for an improvement, of a batch of ideas that is judged by it; else ``None``.
         rule: What gives the interval: ``one look``, or which look of the plan, such as ``look 2``.
         note: What a reader must know, in a few words.
         warnings: Why the direction is not to be trusted yet.
@@ -144,6 +145,7 @@ class Verdict:
     diverged: int
     baseline_diverged: int
     p_diverged: float | None = None
+    e_value: float | None = None
     rule: str | None = None
     note: str
     warnings: list[str]

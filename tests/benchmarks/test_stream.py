@@ -9,6 +9,7 @@ from scipy import stats
 
 from benchmarks import stream
 from benchmarks.__main__ import main
+from lightning_llm.statistics.batch import POWER as BATCH_POWER
 from lightning_llm.statistics.stream import CONFIRMED_AFTER, POWER, THOROUGH
 from tests.ablate.test_experiment import ROOT
 from tests.benchmarks.test_smoke import NO_BARS
@@ -40,7 +41,22 @@ def test_adoptions_of_useless_ideas_fail(rows_of, monkeypatch, capsys):
     rows_of("--shapes", "useless", status=2)
     assert "normal: up to 100.0% of streams have an adoption" in capsys.readouterr().err
     assert main(["stream", "--shapes", "luck"]) == 2
-    assert "there are useless, true" in capsys.readouterr().err
+    assert "there are useless, true, batch" in capsys.readouterr().err
+
+
+def test_a_batch_finds_what_is_useful_and_seldom_more(rows_of, monkeypatch):
+    for bar, value in NO_BARS.items():
+        monkeypatch.setattr(stream, bar, value)
+    monkeypatch.setattr(stream, "STREAMS", 40)
+    rows = rows_of("--shapes", "batch")
+    assert rows["batch: normal"]["any"] <= 0.1 < rows["batch: exponential, mostly better"]["any"]
+    power = [rows[f"batch: {effect:g} sd, baselines shared"]["power"] for effect in stream.EFFECTS]
+    assert power == sorted(power)
+    assert abs(power[1] - BATCH_POWER[1.0]) < 0.2
+    assert rows["batch: normal"]["pairs"] < 8
+    monkeypatch.setitem(stream.NOISE, "normal", lambda rng, n: rng.standard_normal(n) - 1)
+    monkeypatch.setattr(stream, "MOST_FALSE", 0.05)
+    rows_of("--shapes", "batch", status=2)
 
 
 @pytest.mark.parametrize("name", stream.NOISE)

@@ -659,8 +659,15 @@ class ReportRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [row for row in self.rows if row.kind in EFFECTS]
 
     @property
+    def is_batch(self) -> bool:
+        """Whether the variants are a batch of ideas, which are adopted or not."""
+        return self.kind == "experiment" and any(row.e_value is not None for row in self.of_kind("result"))
+
+    @property
     def together(self) -> float | None:
-        """The probability with which all intervals are right. ``None``: there are not several."""
+        """The probability with which all intervals are right. ``None``: there are not several, or each is by itself."""
+        if self.is_batch:
+            return None
         count = sum(row.interval is not None for row in self.rows if row.kind == "result")
         return 1 - self.alpha if count > 1 else None
 

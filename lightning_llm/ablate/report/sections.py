@@ -139,13 +139,15 @@ def verdict_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
     head = ["variant", *(["size"] if has_sizes else [])]
     head += ["pairs" if are_pairs else "runs", "difference", f"{percent(report.level)} interval"]
     has_windows = any(row.window_error is not None for row in rows)
-    head += [*([WINDOW_ERROR] if has_windows else []), *([P_ADJUSTED] if has_p else []), "verdict"]
+    head += [*([WINDOW_ERROR] if has_windows else []), *([P_ADJUSTED] if has_p else [])]
+    head += [*(["e-value"] if report.is_batch else []), "verdict"]
     head += ["× compute"] if has_multiplier else []
     cells = []
     for row in rows:
         titles = [words.title_of(report, row), *([row.size or "–"] if has_sizes else [])]
         times = "–" if row.multiplier is None else f"{row.multiplier:.2f}"
         own = _cells(row, has_p=has_p, has_windows=has_windows)
+        own[-1:] = words.adoption_cells(row) if report.is_batch else own[-1:]
         cells.append([*titles, *own, *([times] if has_multiplier else [])])
     return Table(head, cells, optional=[WINDOW_ERROR])
 
@@ -217,6 +219,7 @@ def _of_experiment(report: ReportRecord) -> Document:
         about += [Diff(name, stat, f"diffs/{quote(name)}.patch") for name, stat in design.diffs.items()]
     about += words.design_lines(report)
     all_hold = [words.simultaneous(report.together)] if report.together else []
+    all_hold += words.batch_lines(report) if report.is_batch else []
     table = verdict_table(report, report.results)
     found = Section(
         "Differences from the baseline",

@@ -32,7 +32,7 @@ from lightning_llm.ablate.words import (
 )
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
-from lightning_llm.statistics.design import FAILED_TO_TRAIN, NOT_SHOWN
+from lightning_llm.statistics.design import BETTER, FAILED_TO_TRAIN, NOT_SHOWN
 from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE
 from lightning_llm.statistics.stream import POWER
 from lightning_llm.training.metrics import METRICS
@@ -175,6 +175,23 @@ def simultaneous(share: float) -> str:
     """The sentence about several intervals together."""
     level = percent(share)
     return f"Simultaneous {level} intervals: with a probability of {level}, all of them contain the true differences."
+
+
+def batch_lines(report: ReportRecord) -> list[str]:
+    """What the verdicts of a batch of ideas promise, and what they do not."""
+    rows = list(report.of_kind("result"))
+    adopted = [row.variant for row in rows if row.verdict == BETTER]
+    lines = [f"Adopted: {', '.join(adopted) or 'none'} of {len(rows)} ideas."] if report.has_ended else []
+    share = f"At most {percent(report.alpha)} of the adopted ideas are useless, in expectation"
+    lines.append(f"{share}, if the differences of pairs are about normal. Each interval is about one idea by itself.")
+    if len(adopted) > 1:
+        lines.append("Whether the adopted ideas also help together is another experiment, on fresh seeds: --factor.")
+    return lines
+
+
+def adoption_cells(row: Row) -> list[str]:
+    """The e-value of an idea of a batch, and whether it is adopted."""
+    return ["–", "–"] if row.e_value is None else [f"{row.e_value:.3g}", row.sentence.partition(":")[0]]
 
 
 # ---- verdicts
