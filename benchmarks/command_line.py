@@ -25,6 +25,7 @@ BENCHES = {
     "checkpoint": "how long saving holds up training: waiting for the disk, and in the background",
     "optimizer": "milliseconds per step of each optimizer, ours and torch's",
     "ablate": "whether verdicts, tuning and workers keep their promises (--shapes, --seed of the kills)",
+    "race": "loops that keep changes, replayed on trained runs whose truth is known (--shapes)",
     "stream": "which ideas of a stream the rule adopts: useless ones, and true ones (--shapes)",
     "mup": "whether a learning rate fits wider models, with mup and without (--shapes, --text FILE)",
     "ladder": "whether --size carries learning rates from one size to another (--shapes transfer)",
