@@ -46,7 +46,7 @@ from lightning_llm.statistics.looks import PlannedLook, spending
 from lightning_llm.statistics.stream import StreamRule
 
 BANK = ROOT / "docs" / "benchmarks" / "race-bank-cpu.json"
-SIZES = {"25k": (6, 32), "50k": (6, 20)}  # draws, and seeds of the data
+SIZES = {"25k": (6, 24), "50k": (6, 12)}  # draws, and seeds of the data
 RACES, BUDGET, LISTED = 400, 1_000, 100  # races of each row, runs, ideas
 HELPS, HARMS = 0.1, 0.3  # shares of the ideas
 EFFECTS = (0.5, 1.0, 2.0)  # in standard deviations of a pair's difference
