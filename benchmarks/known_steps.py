@@ -30,11 +30,11 @@ STEPS = (
 
 
 def ladders() -> Iterator[Report]:
-    """The stored reports of finished ladders, by name."""
+    """The stored reports of finished ladders, by name; a file of another name has one as it was before."""
     for path in sorted(EXPERIMENTS.glob("*.json")):
         if b'"sizes": {' in path.read_bytes():
             report = Report.read(path)
-            if report.kind == "sizes" and report.sizes is not None and report.has_ended:
+            if report.kind == "sizes" and report.has_ended and report.name == path.stem:
                 yield report
 
 

@@ -329,8 +329,13 @@ def _races(request: Request, *, is_list: bool) -> Iterator[Row]:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
-    """What each loop claims, and what it has gained."""
-    rows = [row for row in rows if row.loop is not None]
+    """What each loop claims, and what it has gained; of the bank, the residuals."""
+    if rows[0].loop is None:
+        with chart(path, title, columns=len(rows), height=2.6, **options) as axes:
+            for axis, row in zip(np.ravel(axes), rows, strict=True):
+                axis.hist(Noise.of(np.array(row.losses)).residuals, bins=20)
+                axis.set(title=row.variant, xlabel="what a draw adds, nats per character")
+        return
     cases = list(dict.fromkeys((row.size, row.effect) for row in rows))
     with chart(path, title, columns=len(EFFECTS), rows=len(cases) // len(EFFECTS), height=2.6, **options) as axes:
         for axis, case in zip(np.ravel(axes), cases, strict=True):
