@@ -57,7 +57,7 @@ def at_size(row: Row) -> AtSize | None:
     """A row of a size, where its prediction takes it from; ``None``: it has no difference."""
     if row.compute is None or row.difference is None or row.sd is None:
         return None
-    return AtSize(math.log(row.compute, 4), row.difference, row.sd, row.pairs)
+    return AtSize(math.log(row.compute, 4), row.difference, row.sd, row.pairs - row.baseline_diverged)
 
 
 def known_steps(found: dict[str, dict[str, list[AtSize]]]) -> dict[str, list[Step]]:

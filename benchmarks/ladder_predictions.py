@@ -9,8 +9,9 @@ difference that was then observed, with an interval of 90%:
 - *pooled decay*: the present method.
 
 The last two learn from steps between sizes, either from those *below* the predicted size alone, or also from the
-predicted size of all *other variants*. Ladders of ``FRESH`` are not in the first group, nor learned from there: their
-prediction by pooled decay is the one that was stored before the predicted size was trained.
+predicted size of all *other variants*, which share the baseline's runs there. The spread is that of the variants'
+pairs; what was stored also counts the null variant's. Ladders of ``FRESH`` are not in the first group, nor learned from
+there: their prediction by pooled decay is the one that was stored before the predicted size was trained.
 
 The interval score (Gneiting and Raftery 2007, "Strictly Proper Scoring Rules, Prediction, and Estimation",
 equation 43) is the width of an interval, and 2 / (1 - level) times what it misses the observation by: lower is better.
@@ -146,8 +147,9 @@ def steps_below(
             variant: [at for at in places if at.x < targets.get(name, math.inf) - 1e-9]
             for variant, places in variants.items()
         }
+        below.pop(without, None)
         spread = spread_of(below)
-        found += [step for variant, places in below.items() if variant != without for step in steps_of(places, spread)]
+        found += [step for places in below.values() for step in steps_of(places, spread)]
     return found
 
 

@@ -1,19 +1,23 @@
 """``python -m benchmarks race``: loops that keep changes, replayed on trained runs, where the truth is known.
 
 ``bank`` trains a small transformer again and again at two sizes, on the characters of Python's standard library: for
-each seed of the data, several draws of the initial values. A draw is what a change does that changes nothing. Its rows
+each seed of the data, several draws of the initial values. A draw is taken for what a change does that changes nothing:
+it may disturb more than many of these do. Its rows
 have the losses; ``--shapes bank --json docs/benchmarks/race-bank-cpu.json`` stores them. The runs are in ``runs/race``;
 no finished one is repeated.
 
 The other shapes replay loops on the stored losses. A loss is taken apart into the mean of its seed and what the draw
 adds (the residual, times √(k / (k - 1)) for k draws). A run of a recipe has the part of its seed, a residual from the
 bank, and minus the gains of what the recipe has adopted: so pairs share their seed, and effects are known and add up.
-Of the ideas, one in ten helps, three in ten harm as much, and six do nothing. ``endless`` gives each loop as many ideas
-as 1,000 runs last for. ``list`` has the same 100 ideas for each, however many runs these take. The loops:
+(Every loop compares runs of one seed, so the parts of seeds decide nothing.)
+Of the ideas, one in ten helps, three in ten harm as much, and six do nothing. All loops of a race get the same ideas.
+``endless`` gives each loop as many of them as 1,000 runs last for; what an idea's runs beyond that would say does not
+count. ``list`` has 100 ideas, however many runs these take. After an adoption, the baseline is trained anew. The loops:
 
 - *keep if lower*: one run of an idea, with one seed for all; kept if its loss is below the best kept one.
 - *keep if lower by a floor*: the same, if it is lower by a standard deviation of a pair.
-- *t-test after three seeds*: three pairs on the same three seeds; kept if the one-sided p is at most 0.05.
+- *t-test after three seeds*: three pairs on three seeds, which the ideas on one baseline share; kept if the one-sided p
+  is at most 0.05.
 - *a gate for each decision*: a group-sequential test of each idea at 0.05, with looks at 4, 8, 12, 16, and 20 pairs,
   which gives up if the mean is on the wrong side at a look. Ideas share the baseline's runs.
 - *try*: ``lightning-llm ablate try`` (``statistics.stream``).
@@ -95,7 +99,7 @@ def _facts(losses: Array) -> dict[str, float]:
     """The standard deviation of a pair's difference, of a run, and the correlation of a pair."""
     noise = Noise.of(losses)
     pair = float(np.sqrt(2) * noise.residuals.std())
-    run = float(np.hypot(noise.seeds.std(), noise.residuals.std()))
+    run = float(np.hypot(noise.seed_sd, noise.residuals.std()))
     return {"pair_sd": pair, "run_sd": run, "correlation": 1 - pair**2 / (2 * run**2)}
 
 
@@ -122,17 +126,25 @@ class Noise:
         residuals = (losses - means[:, None]) * np.sqrt(draws / (draws - 1))
         return cls(means - means.mean(), residuals.ravel())
 
+    @property
+    def seed_sd(self) -> float:
+        """The standard deviation of what seeds add, without that of the draws in their means."""
+        draws = len(self.residuals) // len(self.seeds)
+        return float(np.sqrt(max(0.0, self.seeds.var() - self.residuals.var() / draws)))
+
 
 class Track:
     """Ideas one after another, and runs of recipes.
 
     Args:
-        rng: Draws everything.
+        ideas: Draws the ideas.
+        rng: Draws the noise.
         noise: Of runs.
         effect: How much an idea helps or harms, in standard deviations of a pair.
     """
 
-    def __init__(self, rng: np.random.Generator, noise: Noise, effect: float) -> None:
+    def __init__(self, ideas: np.random.Generator, rng: np.random.Generator, noise: Noise, effect: float) -> None:
+        self._ideas = ideas
         self.pair_sd = float(np.sqrt(2) * noise.residuals.std())
         self._rng = rng
         self._noise = noise
@@ -148,7 +160,7 @@ class Track:
 
     def idea(self) -> tuple[str, float]:
         """The kind of the next idea, and what it adds to the loss."""
-        drawn = self._rng.random()
+        drawn = self._ideas.random()
         kind = "helps" if drawn < HELPS else "harms" if drawn < HELPS + HARMS else "idle"
         self.tried[kind] += 1
         return kind, {"helps": -self._effect, "harms": self._effect, "idle": 0.0}[kind]
@@ -210,6 +222,12 @@ class KeepIfLower:
         return gain
 
 
+def t_of(differences: Sequence[float]) -> float:
+    """The t of an improvement; 0 if no difference varies."""
+    sd = statistics.stdev(differences)
+    return -statistics.fmean(differences) / (sd / len(differences) ** 0.5) if sd else 0.0
+
+
 class ThreeSeeds:
     """A t test after three pairs."""
 
@@ -219,8 +237,7 @@ class ThreeSeeds:
     def decide(self, added: float) -> float | None:
         """Three pairs, and a test."""
         differences = [self._track.pair(place, added) for place in range(3)]
-        gain = -statistics.fmean(differences)
-        return gain if gain / (statistics.stdev(differences) / 3**0.5) >= T_OF_THREE else None
+        return -statistics.fmean(differences) if t_of(differences) >= T_OF_THREE else None
 
 
 class Gate:
@@ -234,19 +251,18 @@ class Gate:
         differences: list[float] = []
         for number, look in enumerate(GATE_LOOKS):
             differences += [self._track.pair(place, added) for place in range(len(differences), look)]
-            mean = statistics.fmean(differences)
-            t = -mean / (statistics.stdev(differences) / look**0.5)
+            t = t_of(differences)
             if t <= 0:
                 return None
             if t >= _critical(number):
-                return -mean
+                return -statistics.fmean(differences)
         return None
 
 
 @functools.cache
 def _critical(number: int) -> float:
     """The t that a look of the gate needs, one-sided."""
-    return float(PlannedLook(GATE_LOOKS, number, spending(GATE_LOOKS)).critical(2 * ALPHA))
+    return float(PlannedLook(GATE_LOOKS, number, spending(GATE_LOOKS, reserve=0.0)).critical(2 * ALPHA))
 
 
 class Try:
@@ -298,7 +314,7 @@ def race(track: Track, make: Callable[[Track], Any], *, is_list: bool) -> dict[s
         kind, added = track.idea()
         gain = loop.decide(added)
         ideas += 1
-        if gain is not None:
+        if gain is not None and (is_list or track.runs <= BUDGET):
             apparent += gain
             track.adopt(kind, added)
     helps = track.tried["helps"]
@@ -314,13 +330,19 @@ def race(track: Track, make: Callable[[Track], Any], *, is_list: bool) -> dict[s
     }
 
 
+def track_of(seed: int, number: int, noise: Noise, effect: float) -> Track:
+    """The track of a race, whose ideas are the same for all loops."""
+    ideas, rng = (np.random.default_rng([seed, number, stream]) for stream in range(2))
+    return Track(ideas, rng, noise, effect)
+
+
 def _races(request: Request, *, is_list: bool) -> Iterator[Row]:
     for bank_row in read_rows(BANK):
         noise = Noise.of(np.array(bank_row.losses))
         for effect in EFFECTS:
             for name, make in LOOPS.items():
-                rng = np.random.default_rng(request.options.seed)
-                found = [race(Track(rng, noise, effect), make, is_list=is_list) for _ in range(RACES)]
+                tracks = (track_of(request.options.seed, number, noise, effect) for number in range(RACES))
+                found = [race(track, make, is_list=is_list) for track in tracks]
                 means: dict[str, Any] = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
                 low, high = np.quantile([each["true"] for each in found], (0.05, 0.95))
                 title = f"{bank_row.variant}, {effect:g} sd: {name}"
@@ -342,7 +364,10 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
             own = [row for row in rows if (row.size, row.effect) == case]
             places = np.arange(len(own))
             axis.barh(places + 0.2, [row.apparent for row in own], 0.4, color="C0", alpha=0.45, label="claimed")
-            errors = [[row.true - row.true_low for row in own], [row.true_high - row.true for row in own]]
+            errors = [
+                [max(0.0, row.true - row.true_low) for row in own],
+                [max(0.0, row.true_high - row.true) for row in own],
+            ]
             axis.barh(places - 0.2, [row.true for row in own], 0.4, xerr=errors, color="C1", label="true")
             axis.set_yticks(places, [row.loop for row in own])
             axis.invert_yaxis()

@@ -56,7 +56,8 @@ class TokenDataModule(LightningDataModule):
         raw_dtype: ``uint16`` or ``uint32``: ``store`` has plain train.bin and val.bin, as nanoGPT writes them.
         predict_prompts: Texts that ``predict`` continues.
         mixture: Instead of one store: folders of prepared stores, each with its share of the training sequences, such
-            as ``{stores/web: 0.7, stores/code: 0.3}``. They must have been made with one tokenizer.
+            as ``{stores/web: 0.7, stores/code: 0.3}``. They must have been made with one tokenizer. One with a share of
+            0 is validated, and not trained on.
         document_mask: Keep attention and positions within each document; batches then have ``"documents"``. A document
             begins with the end-of-text token before it.
 

@@ -131,7 +131,9 @@ def train_tokens_of(data: Mapping[str, Any]) -> int | None:
     text = str(data.get("path") or data.get("corpus") or DEFAULT_CORPUS)
     tokenizer = str(data.get("tokenizer") or DEFAULT_TOKENIZER)
     ids = data.get("vocab_size") or DEFAULT_VOCAB_SIZE
-    stores = data.get("mixture") or [data.get("store") or default_store([text], tokenizer, ids)]
+    mixture = data.get("mixture")
+    trained = [store for store, weight in mixture.items() if weight] if isinstance(mixture, dict) else mixture
+    stores = trained or [data.get("store") or default_store([text], tokenizer, ids)]
     if data.get("raw_dtype") or not all((Path(store) / META).is_file() for store in stores):
         return None
     return sum(int(read_meta(Path(store))["splits"]["train"]["tokens"]) for store in stores)

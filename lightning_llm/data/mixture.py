@@ -36,7 +36,7 @@ class MixtureSource:
     Attributes:
         name: Its name in logs.
         store: The tokens.
-        weight: Share of the run's sequences, relative to the other sources'.
+        weight: Share of the run's sequences, relative to the other sources'. 0: it is validated alone.
     """
 
     name: str
@@ -44,21 +44,23 @@ class MixtureSource:
     weight: float = 1.0
 
     def windows(self, context_length: int) -> int:
-        """Training windows of an epoch."""
-        return (self.store.splits["train"].tokens - 1) // context_length
+        """Training windows of an epoch; of a source that is not trained on, none."""
+        return 0 if not self.weight else (self.store.splits["train"].tokens - 1) // context_length
 
 
 def open_mixture(mixture: Mapping[str, float]) -> list[MixtureSource]:
     """The sources of ``data.mixture``, weights by folders, in its order. Two folders of one name get a number each.
 
     Raises:
-        ValueError: If a weight is not above 0, a store cannot be opened, or two were made with different tokenizers.
+        ValueError: If a weight is below 0, none is above it, a store cannot be opened, or two were made with different
+            tokenizers.
     """
     if not mixture:
         raise ValueError("data.mixture is empty: give the folders of token stores with their weights")
-    wrong = [f"{folder}: {weight}" for folder, weight in mixture.items() if not 0 < weight < math.inf]
-    if wrong:
-        raise ValueError(f"data.mixture weights must be numbers above 0, got {', '.join(wrong)}")
+    wrong = [f"{folder}: {weight}" for folder, weight in mixture.items() if not 0 <= weight < math.inf]
+    if wrong or not any(mixture.values()):
+        found = ", ".join(wrong) or "none above 0"
+        raise ValueError(f"data.mixture weights must be 0 or more, and one above 0, got {found}")
     stores = [TokenStore.open(folder) for folder in mixture]
     for store in stores[1:]:
         if store.tokenizer_sha256 != stores[0].tokenizer_sha256:
@@ -134,7 +136,9 @@ class MixtureOrder:
         self._first_tokens = first_tokens(sizes)
         self._phase = seed * GOLDEN**2 % _MODULUS
         shares = [0.0, *accumulate(weights)]
-        self._edges = [int(share / shares[-1] * _MODULUS) for share in shares]
+        edges = [int(share / shares[-1] * _MODULUS) for share in shares]
+        # the last number of all, if sources without a share come last: no run has that many sequences
+        self._edges = [0, *(min(edge, _MODULUS - 1) for edge in edges[1:-1]), _MODULUS]
 
     def starts(self, first: int, count: int) -> Starts:
         """First tokens of the windows of the run's sequences ``first``, ``first + 1`` and so on, shape (count,).

@@ -27,9 +27,10 @@ LOOKS = (4, 6, 8, 10, 12, 16, 20, 24)  # pairs after which an idea may be given 
 # Share of two useful ideas among twenty that are adopted, by their improvement in standard deviations of a pair
 # (python -m benchmarks stream --shapes batch)
 POWER = {0.5: 0.06, 1.0: 0.69, 1.5: 0.98}
-_WIDEST = 8.0  # the scale is integrated up to this far above the root of 4 times the pairs
+_WIDEST = 8.0  # the scale is integrated up to this far above twice the pairs
 _POINTS = 1600
 NOT_ADOPTED = "not adopted"
+FEWEST_PAIRS = 2  # that say anything
 
 
 def e_value_of(differences: Sequence[float]) -> float:
@@ -57,7 +58,7 @@ def log_e_values(u: Array, pairs: int) -> Array:
         u: The improvements' sum, divided by the root of ``pairs`` times their sum of squares: t / √(t² + pairs - 1).
         pairs: Their number n.
     """
-    scale = np.linspace(0, _WIDEST + 2 * math.sqrt(pairs), _POINTS + 1)[1:]
+    scale = np.linspace(0, _WIDEST + 2 * pairs, _POINTS + 1)[1:]
     weight = (pairs - 1) * np.log(scale) - scale**2 / 2
     weight -= special.logsumexp(weight)
     b = math.sqrt(pairs / (pairs + 1)) * np.multiply.outer(u, scale)
@@ -91,25 +92,36 @@ def batch_verdicts(samples: Mapping[str, Sample], alpha: float) -> dict[str, Ver
         samples: Pairs of all ideas, as many as each has, which is one of ``LOOKS``.
         alpha: Expected share of useless ideas among the adopted ones.
     """
-    e_values = {name: e_value_of(_differences(sample)) for name, sample in samples.items()}
-    decided = {
-        name: is_decided(e_values[name], len(sample.variant), len(samples), alpha) for name, sample in samples.items()
-    }
+    differences = {name: _differences(sample) for name, sample in samples.items()}
+    e_values = {name: e_value_of(own) for name, own in differences.items()}
+    decided = {}
+    for name, own in differences.items():
+        looked = len(samples[name].variant)
+        lacks_pairs = len(own) < FEWEST_PAIRS and looked < LOOKS[-1]  # runs of the baseline failed
+        decided[name] = not lacks_pairs and is_decided(e_values[name], looked, len(samples), alpha)
     is_final = all(decided.values())
     taken = adopted(e_values, alpha) if is_final else set()
-    needed = threshold(max(1, len(taken)), len(samples), alpha)
     found = {}
-    for name, own in verdicts(samples, alpha=alpha, looks=LOOKS, variants=1).items():
+    for name, verdict in verdicts(samples, alpha=alpha, looks=LOOKS, variants=1).items():
         is_adopted = name in taken
-        word = "adopted" if is_adopted else NOT_ADOPTED if is_final else "not decided yet"
+        rank = min(len(samples), max(1, len(taken) + (not is_adopted)))  # that it would have needed
+        e_value, needed = e_values[name], threshold(rank, len(samples), alpha)
+        if is_final:
+            word = "adopted" if is_adopted else NOT_ADOPTED
+        else:
+            word = "not decided yet" if not decided[name] else "given up" if e_value <= 1 else "enough evidence"
+            word = "out of pairs" if word == "enough evidence" and e_value < needed else word
+        sentence = f"{word}: e-value {e_value:.3g}, {'' if is_final else 'at most '}{needed:.3g} needed"
         found[name] = dataclasses.replace(
-            own,
+            verdict,
             verdict=BETTER if is_adopted else UNDECIDED,
             direction=BETTER if is_adopted else NOT_SHOWN,
-            sentence=f"{word}: e-value {e_values[name]:.3g}, {needed:.3g} needed",
+            sentence=sentence,
             has_ended=decided[name],
             p_adjusted=None,
-            e_value=e_values[name],
+            e_value=e_value,
+            note=verdict.note if is_adopted or verdict.diverged or verdict.baseline_diverged else "",
+            warnings=verdict.warnings if is_adopted else [],
         )
     return found
 

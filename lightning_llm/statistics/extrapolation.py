@@ -5,17 +5,18 @@ difference Δ of a variant from its baseline is taken to shrink by φ^h and to m
 
     Δ(x + h) = φ^h Δ(x) + a normal error of variance h (τ² + κ² Δ(x)²)
 
-φ, τ, and κ are those of all known steps (``Drift.of``), by maximum likelihood: of ladders that this project has
-trained (``statistics.known_steps``), and of the user's own. With s² for the squared standard error of a mean, the next
+φ, τ, and κ are those of all known steps (``Drift.of``), at the largest likelihood times weak priors: of ladders that
+this project has trained (``statistics.known_steps``), and of the user's own. Steps count as independent, although two
+neighbors share a mean. With s² for the squared standard error of a mean, the next
 mean is predicted as φ^h times the last one, with variance
 
     φ^2h s_last² + s_next² + h (τ² + κ² max(0, Δ_last² - s_last²))
 
 and the true mean without s_next². With fewer than ``FEWEST_STEPS`` steps, φ is 1: the difference persists, and drifts.
-Errors have t distributions with 5 degrees of freedom in the likelihood, so intervals have them, too; and τ and κ are
-larger by √(n / (n - p)) than the likelihood says, with n steps and p parameters. In simulations of these assumptions
-with normal errors, 90% intervals hold 90% after 60 steps, 88% after 8, and 96% after 4
-(``tests/statistics/test_extrapolation.py``).
+Errors have t distributions with 5 degrees of freedom in the likelihood, of which τ and κ are scales. Intervals have
+these too, or n - p if that is less, with n steps and p parameters; and τ and κ are larger by √(n / (n - p)) than the
+likelihood says. In simulations of these assumptions with normal errors, 90% intervals hold about 90% after 60 steps, 85
+to 88% after 8, and 96 to 98% after 4 (``tests/statistics/test_extrapolation.py``).
 
 ``python -m benchmarks ladder --shapes rules`` scores this rule and others on what was measured.
 """
@@ -32,6 +33,7 @@ from scipy import special
 from lightning_llm.statistics.estimates import student
 
 LEVEL = 0.9  # of the intervals
+_SAME = 1e-6  # in x: no two sizes of a ladder are so close
 FEWEST_SIZES = 2  # a step has two ends, and two sizes show that a difference is no accident
 FEWEST_STEPS = 8  # that tell whether differences shrink
 MOST_COMPUTE = 5.0  # of the target, in multiples of the largest size: one size up
@@ -81,7 +83,7 @@ class SpreadBySize:
         weights = freedom / freedom.sum()
         center = float(weights @ x)
         variance = float(weights @ (x - center) ** 2)
-        slope = float(weights @ ((x - center) * logs)) / variance if variance > 0 else 0.0
+        slope = float(weights @ ((x - center) * logs)) / variance if np.ptp(x) > _SAME else 0.0
         return cls(float(weights @ logs) - slope * center, slope)
 
     def at(self, x: float) -> float:
@@ -133,7 +135,7 @@ class Drift:
 
     Attributes:
         decay: φ, by which a difference is multiplied for 4 times the compute.
-        base: τ, the standard deviation of a change by chance for 4 times the compute, in the unit of the metric.
+        base: τ, the scale of a change by chance for 4 times the compute, in the unit of the metric.
         share: κ, the same as a share of the difference.
         steps: The number of steps that these were learned from.
         freedom: Degrees of freedom of an interval.
@@ -228,11 +230,10 @@ def predict(
         ValueError: There are fewer than ``FEWEST_SIZES`` sizes, the target is more than one size up, or no pair differs
             from another.
     """
+    if (found := len({size.x for size in sizes})) < FEWEST_SIZES:
+        raise ValueError(f"a prediction needs differences at {FEWEST_SIZES} sizes or more, got {found}")
     if not spread.at(target):
         raise ValueError("all differences are equal: without a spread there is no interval")
-    if len({size.x for size in sizes}) < FEWEST_SIZES:
-        found = len({size.x for size in sizes})
-        raise ValueError(f"a prediction needs differences at {FEWEST_SIZES} sizes or more, got {found}")
     last = max(sizes, key=lambda size: size.x)
     h = target - last.x
     if 4**h > MOST_COMPUTE * (1 + 1e-9):

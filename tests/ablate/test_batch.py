@@ -60,7 +60,7 @@ def test_a_batch_gets_no_more_pairs(batch):
 
 @pytest.mark.parametrize("more", [{"looks": [4, 8]}, {"pairs": 8}, {"delta": 0.01}, {"sizes": ["25k", "50k"]}])
 def test_a_batch_has_its_own_looks(more):
-    with pytest.raises(ValueError, match=f"the file: {next(iter(more))}: a batch has its own looks"):
+    with pytest.raises(ValueError, match=f"the file: {next(iter(more))}: a batch compares variants by its own looks"):
         experiment_of({**FILE, **more}, "the file", "n")
 
 

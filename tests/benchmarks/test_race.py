@@ -34,11 +34,12 @@ def noise():
 def test_losses_are_taken_apart_into_seeds_and_draws(noise):
     assert noise.residuals.std() == pytest.approx(0.01, rel=0.03)
     assert noise.seeds.std() == pytest.approx(np.hypot(0.02, 0.01 / 6**0.5), rel=0.1)
+    assert noise.seed_sd == pytest.approx(0.02, rel=0.1)
     assert noise.seeds.mean() == pytest.approx(0, abs=1e-12)
 
 
 def test_pairs_share_their_seed_and_their_baseline_runs_once(noise):
-    track = race.Track(np.random.default_rng(0), noise, 1.0)
+    track = race.track_of(0, 0, noise, 1.0)
     differences = [track.pair(place, 0.0) for place in range(60)]
     assert track.runs == 120
     assert np.std(differences) == pytest.approx(track.pair_sd, rel=0.2)  # without what the seeds share
@@ -50,7 +51,7 @@ def test_pairs_share_their_seed_and_their_baseline_runs_once(noise):
 
 
 def test_ideas_help_harm_or_do_nothing():
-    track = race.Track(Fixed([0.05, 0.15, 0.5]), race.Noise(np.zeros(2), np.array([-1.0, 1.0])), 0.5)
+    track = race.Track(Fixed([0.05, 0.15, 0.5]), Fixed(), race.Noise(np.zeros(2), np.array([-1.0, 1.0])), 0.5)
     effect = 0.5 * 2**0.5
     assert [track.idea() for _ in range(3)] == [("helps", -effect), ("harms", effect), ("idle", 0.0)]
     track.adopt("helps", -effect)
@@ -59,7 +60,7 @@ def test_ideas_help_harm_or_do_nothing():
 
 
 def test_keeping_what_is_lower_needs_the_floor():
-    track = race.Track(Fixed(), race.Noise(np.zeros(2), np.array([-1.0, 1.0])), 1.0)  # of a pair: √2
+    track = race.Track(Fixed(), Fixed(), race.Noise(np.zeros(2), np.array([-1.0, 1.0])), 1.0)  # of a pair: √2
     assert race.KeepIfLower(track, floor=0.0).decide(-0.1) == pytest.approx(0.1)
     loop = race.KeepIfLower(track, floor=1.0)
     assert loop.decide(-1.0) is None
@@ -69,10 +70,7 @@ def test_keeping_what_is_lower_needs_the_floor():
 
 @pytest.mark.parametrize("name", race.LOOPS)
 def test_a_loop_keeps_what_helps_by_much_and_claims_about_what_it_gains(name, noise):
-    found = [
-        race.race(race.Track(np.random.default_rng(seed), noise, 6.0), race.LOOPS[name], is_list=True)
-        for seed in range(5)
-    ]
+    found = [race.race(race.track_of(0, seed, noise, 6.0), race.LOOPS[name], is_list=True) for seed in range(5)]
     assert np.mean([each["missed"] for each in found]) < 0.4
     for each in found:
         assert each["ideas"] == race.LISTED
@@ -84,7 +82,7 @@ def test_where_nothing_helps_only_some_loops_claim_to_gain(noise, monkeypatch):
     monkeypatch.setattr(race, "HARMS", 0.0)
 
     def kept(name):
-        tracks = [race.Track(np.random.default_rng(seed), noise, 1.0) for seed in range(8)]
+        tracks = [race.track_of(0, seed, noise, 1.0) for seed in range(8)]
         return np.mean([race.race(track, race.LOOPS[name], is_list=True)["kept"] for track in tracks])
 
     assert kept("keep if lower") > 2
@@ -92,9 +90,20 @@ def test_where_nothing_helps_only_some_loops_claim_to_gain(noise, monkeypatch):
     assert kept("try") == 0
 
 
+def test_all_loops_get_the_same_ideas(noise):
+    tracks = [race.track_of(0, 3, noise, 1.0) for _ in range(2)]
+    race.LOOPS["try"](tracks[0]).decide(0.1)
+    assert [tracks[0].idea() for _ in range(30)] == [tracks[1].idea() for _ in range(30)]
+
+
+def test_pairs_without_any_spread_show_nothing():
+    assert race.t_of([0.0, 0.0, 0.0]) == 0.0
+    assert race.t_of([-1.0, -2.0, -3.0]) == pytest.approx(2 * 3**0.5)
+
+
 def test_the_budget_ends_a_race(noise, monkeypatch):
     monkeypatch.setattr(race, "BUDGET", 60)
-    found = race.race(race.Track(np.random.default_rng(0), noise, 1.0), race.LOOPS["try"], is_list=False)
+    found = race.race(race.track_of(0, 0, noise, 1.0), race.LOOPS["try"], is_list=False)
     assert 60 <= found["runs"] <= 60 + 2 * 28
     assert found["ideas"] < 20
 

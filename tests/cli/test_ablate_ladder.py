@@ -29,7 +29,7 @@ FILE = {
     "name": "lad",
     "baseline": "base.yaml",
     "variants": {"relu2": RELU},
-    "sizes": ["25k", "35k", "50k"],
+    "sizes": ["25k", "50k"],
     "tokens_per_parameter": 0.02,
     "predict": "100k",
     "pairs": 2,
@@ -78,7 +78,7 @@ def test_all_sizes_are_planned_before_anything_runs(frozen, planned, capsys):
     ladder, computes = read_ladder(Path("runs/lad"))
     plans = {size: Plan.read(folder_of_size(ladder, size)) for size in ladder.sizes}
     assert not folder_of_size(ladder, "100k").exists()
-    assert computes.keys() == {"25k", "35k", "50k", "100k"}
+    assert computes.keys() == {"25k", "50k", "100k"}
     assert list(computes.values()) == sorted(computes.values())
     parameters = {
         size: {name: variant.facts["parameters"] for name, variant in plan.variants.items()}
@@ -87,7 +87,7 @@ def test_all_sizes_are_planned_before_anything_runs(frozen, planned, capsys):
     for size, counts in parameters.items():
         assert counts["relu2"] == pytest.approx(counts["baseline"], rel=0.03), size
     assert parameters["25k"]["baseline"] < parameters["50k"]["baseline"]
-    assert [list(plan.experiment.looks) for plan in plans.values()] == [[2]] * 3
+    assert [list(plan.experiment.looks) for plan in plans.values()] == [[2]] * 2
     assert "Written: runs/lad/report.html" in frozen
     hashes = [plan.hash for plan in plans.values()]
     assert planned() == 0  # continues with the same plans
@@ -215,7 +215,7 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(folder, planned, capsys, cha
 @pytest.mark.slow
 def test_a_size_is_not_added_to_what_is_no_ladder(frozen, capsys):
     for words, says in (
-        (["runs/lad", "--size", "30k"], "--size 30k must be above the sizes of the ladder, 25k, 35k, 50k"),
+        (["runs/lad", "--size", "30k"], "--size 30k must be above the sizes of the ladder, 25k, 50k"),
         (["runs/lad", "--size", "100k"], "has not ended: lightning-llm ablate run runs/lad continues it"),
         (["runs/lad/sizes/25k", "--size", "100k"], "holds no ladder.json"),
     ):
@@ -264,7 +264,7 @@ def test_a_ladder_from_its_file_to_its_prediction(folder):
     said = ablate("run", "lad.yaml")
     assert "relu2 at 100k" in said
     rows = list(Report.read("runs/lad").of_kind("result"))
-    assert [(row.variant, row.pairs) for row in rows] == [("relu2", 2)] * 3
+    assert [(row.variant, row.pairs) for row in rows] == [("relu2", 2)] * 2
     said = ablate("extend", "runs/lad", "--size", "100k")
     prediction = prediction_of(read_ladder(folder / "runs/lad")[0], "100k")
     assert json.loads(Path("runs/lad/sizes/100k", PLAN).read_text())["prediction"] == prediction.hash

@@ -324,6 +324,19 @@ def test_a_mixture_gives_each_source_its_share_in_its_own_order(mixable):
     assert halved.steps == model.steps
 
 
+@pytest.mark.parametrize(("weights", "trained"), [((1, 0), 0), ((0, 1), 1)])
+def test_a_source_without_a_share_is_validated_alone(mixable, weights, trained):
+    data = mixed(mixable, weights=weights)
+    model = fit(data, max_steps=40)
+    starts = [start for step in range(40) for start in model.steps[step]]
+    assert {start >= 1000 for start in starts} == {bool(trained)}
+    alone = mixable[trained].splits["train"].tokens - 1
+    assert data.steps_per_epoch == max(1, alone // CONTEXT // 8)
+    data.setup("fit")
+    targets = [sorted(torch.cat([b["targets"].flatten() for b in loader]).tolist()) for loader in data.val_dataloader()]
+    assert targets[:2] == [list(range(1, 100)), list(range(1001, 1060))]
+
+
 def test_sources_of_one_length_are_read_in_different_orders(make_store):
     data = mixed([make_store(1000, 100, name="a"), make_store(1000, 100, name="b")], weights=(1, 1))
     order = train_order(data.sources, CONTEXT, 5)
@@ -346,7 +359,10 @@ def test_a_mixture_is_evaluated_source_by_source(mixable):
 
 def test_a_mixture_that_makes_no_sense_is_refused(mixable, make_store, tmp_path):
     other = make_store(100, 50, vocab_size=200, name="other")
-    assert "weights must be numbers above 0" in fault(lambda: mixed(mixable, weights=(1, 0)).setup("fit"))
+    assert "weights must be 0 or more, and one above 0, got " in fault(
+        lambda: mixed(mixable, weights=(1, -1)).setup("fit")
+    )
+    assert "none above 0" in fault(lambda: mixed(mixable, weights=(0, 0)).setup("fit"))
     assert "nan" in fault(lambda: mixed(mixable, weights=(1, float("nan"))).setup("fit"))
     assert "data.mixture is empty" in fault(lambda: mixed([], weights=()).setup("fit"))
     assert "does not exist" in fault(lambda: TokenDataModule(mixture={str(tmp_path / "no"): 1}).setup("fit"))

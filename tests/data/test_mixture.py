@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from lightning_llm.data.mixture import MixtureOrder, _floor_sum, first_tokens, source_slices
 from lightning_llm.data.order import WindowOrder
 
-sources = st.lists(st.tuples(st.integers(20, 200), st.floats(0.01, 10)), min_size=1, max_size=5)
+shares = st.one_of(st.just(0.0), st.floats(0.01, 10))
+sources = st.lists(st.tuples(st.integers(20, 200), shares), min_size=1, max_size=5)
+sources = sources.filter(lambda given_sources: any(weight for _, weight in given_sources))
 
 
 def mixture(sizes, weights, *, context_length=4, seed=0):

@@ -79,12 +79,13 @@ def test_nothing_is_adopted_before_all_ideas_are_decided():
     rng = np.random.default_rng(0)
     better, maybe = -0.03 + 0.01 * rng.standard_normal(24), -0.004 + 0.01 * rng.standard_normal(24)
     early = batch_verdicts(samples(better[:12], maybe[:4]), 0.05)
-    assert [found.sentence.partition(":")[0] for found in early.values()] == ["not decided yet"] * 2
+    assert [found.sentence.partition(":")[0] for found in early.values()] == ["enough evidence", "not decided yet"]
     assert [found.has_ended for found in early.values()] == [True, False]
     late = batch_verdicts(samples(better[:12], maybe), 0.05)
     assert [found.verdict for found in late.values()] == ["better", "undecided"]
     assert late["0"].sentence.startswith("adopted: e-value ")
-    assert late["1"].sentence.startswith(NOT_ADOPTED)
+    assert late["1"].sentence == f"{NOT_ADOPTED}: e-value {late['1'].e_value:.3g}, 20 needed"  # as the second one
+    assert late["1"].note == ""
     assert late["0"].e_value == pytest.approx(e_value_of(better[:12]))
     assert all(found.has_ended for found in late.values())
 
@@ -101,3 +102,11 @@ def test_a_run_that_fails_ends_its_idea_and_one_of_the_baseline_is_left_out():
     found = batch_verdicts({"fails": first, "lacks": second}, 0.05)
     assert (found["fails"].e_value, found["fails"].has_ended) == (0, True)
     assert found["lacks"].e_value == pytest.approx(e_value_of([-0.1, -0.08, -0.11]))
+    alone = batch_verdicts({"lacks": Sample([None, None, 2.2, None], [1.9, 2.0, 2.1, 2.2])}, 0.05)["lacks"]
+    assert (alone.e_value, alone.has_ended) == (1.0, False)  # one pair says nothing
+
+
+def test_what_is_given_up_says_so_before_the_end():
+    found = batch_verdicts(samples([0.1, 0.12, 0.09, 0.11], [-0.01, 0.01, -0.02, -0.01]), 0.05)
+    assert found["0"].sentence.startswith("given up: e-value ")
+    assert found["1"].sentence.endswith(", at most 40 needed")

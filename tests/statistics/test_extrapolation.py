@@ -132,6 +132,8 @@ def test_the_spread_is_log_linear_and_without_the_bias_of_a_logarithm():
     assert spread.at(5) == pytest.approx(0.01 * 0.8**5, rel=0.05)
     assert spread.error(5, 4) == spread.at(5) / 2
     assert SpreadBySize.of([AtSize(0, 0, 0.0, 4)]).at(0) == 0
+    one_size = [AtSize(19.131837534116038, 0.0, 0.01 + 0.001 * place, 8) for place in range(12)]
+    assert 0.01 < SpreadBySize.of(one_size).at(20.0) < 0.025
 
 
 @pytest.mark.parametrize(

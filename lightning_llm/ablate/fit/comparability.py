@@ -12,6 +12,7 @@ from lightning_llm.runs.options import ClassPath, shown_option
 from lightning_llm.statistics import pairing
 from lightning_llm.training.metrics import BITS
 
+MIXTURE = "mixture"  # its weights may change: what is validated stays
 FREE_DATA = ("num_workers", "micro_batch_size", "eval_batch_size", "predict_prompts")  # change no batch
 TEXT_DATA = ("tokenizer", "vocab_size", "store")  # may change if losses are per byte of the same text
 # Of the trainer: what a pair trains and validates on
@@ -62,6 +63,8 @@ def _changes(base: Variant, variant: Variant, metrics: Sequence[str]) -> Iterato
     base_data, data = base.options["data"], variant.options["data"]
     names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
     changed = [name for name in names if base_data.get(name) != data.get(name)]
+    if _has_other_shares(base, variant):  # the same validation windows, and as many tokens
+        changed.remove(MIXTURE)
     has_bytes = None not in (base.data.bytes_per_token, variant.data.bytes_per_token)
     advice = OTHER_BATCHES
     if set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(variant):
@@ -78,6 +81,12 @@ def _changes(base: Variant, variant: Variant, metrics: Sequence[str]) -> Iterato
         yield "trainer.capture", OTHER_CAPTURE
 
 
+def _has_other_shares(base: Variant, variant: Variant) -> bool:
+    """Whether both mix the same stores, in the same order, with other weights."""
+    mixture, other = (each.options["data"].get(MIXTURE) or {} for each in (base, variant))
+    return list(mixture) == list(other) and mixture != other
+
+
 def excused_fields(base: Variant, variant: Variant, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of summaries in which a variant's runs may differ from the baseline's.
 
@@ -89,15 +98,19 @@ def excused_fields(base: Variant, variant: Variant, options: Mapping[str, Any]) 
     excused = [field for option, field in SETTINGS.items() if option in options]
     if base.data.store.tokenizer_sha256 != variant.data.store.tokenizer_sha256:
         excused += [pairing.BATCHES, pairing.VALIDATION_BATCHES]
+    if _has_other_shares(base, variant):
+        excused.append(pairing.BATCHES)
     return tuple(excused)
 
 
 def kept_lines(base: Variant, variant: Variant) -> list[str]:
-    """Lines about what a variant with another class of optimizer or schedule has kept of the baseline's.
+    """Lines about what a variant with another mixture, optimizer or schedule shares with the baseline.
 
     The parser keeps every argument that both classes have, such as the learning rate, unless the variant sets it.
     """
     lines = []
+    if _has_other_shares(base, variant):
+        lines.append(f"{variant.name}: its pairs share the validation windows, and no training batches")
     for option in KEEPING:
         (old_class, old), (new_class, new) = (_class_of(each.options["model"].get(option)) for each in (base, variant))
         if not old_class or not new_class or old_class.path == new_class.path:

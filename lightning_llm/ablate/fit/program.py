@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
 from lightning_llm.ablate.run_process import RunProcess, start_server
 from lightning_llm.ablate.slots import Slot
@@ -14,6 +15,7 @@ from lightning_llm.io.untrusted import read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
+from lightning_llm.statistics import pairing
 from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
 
 MAIN = "fit.py"  # in the tree: what a run executes. Its folder comes first in the path of imports
@@ -96,6 +98,15 @@ class Fit(Program):
         if not len(windows.windows) == len(windows.tokens) == len(windows.nats):
             raise ValueError(f"{path}: windows, tokens and nats differ in length")
         return msgspec.to_builtins(windows)  # type: ignore[no-any-return]
+
+    def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
+        """A line for each variant whose pairs do not share their training batches."""
+        alone = [
+            name
+            for name, planned in self.plan.record.variants.items()
+            if pairing.BATCHES in planned.excused and pairing.VALIDATION_BATCHES not in planned.excused
+        ]
+        return [f"{name}: pairs share the validation windows, and no training batches." for name in alone]
 
     def start_measuring(self, log: Path) -> Process:
         """Start ``ablate measure`` with the code of the tree."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from lightning_llm.ablate.curves import curves_of
+from lightning_llm.ablate.experiment import Batch
 from lightning_llm.ablate.matching import FACTS
 from lightning_llm.ablate.names import BASELINE, NULL
 from lightning_llm.ablate.next_runs import RunKey
@@ -127,7 +128,7 @@ def _row(loaded: Loaded, found: Verdict | None, baseline: str, variant: str) -> 
         unit=experiment.unit,
         baseline_mean=_mean(_losses(loaded, baseline)),
         mean=_mean(_losses(loaded, variant)),
-        further_pairs=None if found is None or found.has_ended or experiment.factors else _further_pairs(loaded, found),
+        further_pairs=_further_pairs(loaded, found),
         window_error=error,
     )
 
@@ -163,11 +164,14 @@ def _window_error(loaded: Loaded, baseline: str, variant: str, seeds: Sequence[i
     return window_error(complete)
 
 
-def _further_pairs(loaded: Loaded, found: Verdict) -> FurtherPairs | None:
-    """How many more pairs end a comparison, as a range; ``None``: no interval yet, or no number of them does."""
+def _further_pairs(loaded: Loaded, found: Verdict | None) -> FurtherPairs | None:
+    """How many more pairs end a comparison, as a range; ``None``: none can be added, no interval, or no number does."""
+    experiment = loaded.plan.experiment
+    if found is None or found.has_ended or experiment.factors or isinstance(experiment.stop, Batch):
+        return None
     if found.interval is None or found.difference is None or found.sd is None or found.level is None:
         return None
-    design = dataclasses.replace(loaded.plan.experiment.design, alpha=1 - found.level)
+    design = dataclasses.replace(experiment.design, alpha=1 - found.level)
     lost = found.baseline_diverged
     return further_pairs(design, found.difference, found.sd, found.pairs - lost, left_out=lost)
 

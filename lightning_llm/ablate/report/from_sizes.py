@@ -43,6 +43,7 @@ from lightning_llm.statistics.extrapolation import (
     Drift,
     Interval,
     SpreadBySize,
+    Step,
     answer,
     predict,
     steps_of,
@@ -126,15 +127,17 @@ def predictions(
         name: [at for size, row in zip(reports, of_name, strict=True) for at in _at_size(xs[size], row)]
         for name, of_name in rows.items()
     }
-    own = [step for sizes in differences.values() for step in steps_of(sizes, spread)]
     other = STEPS if first.metric == METRIC else ()  # τ has a unit
+    known = {(step.before, step.after) for step in other}  # this may be one of the known ladders
+    own = [step for sizes in differences.values() for step in steps_of(sizes, spread) if _rounded(step) not in known]
     try:
         drift = Drift.of([*other, *own])
     except ValueError:
         return dict.fromkeys(rows), None
     by_variant: dict[str, Predicted | None] = {}
     for name, sizes in differences.items():
-        direction = DIRECTIONS.get(rows[name][-1].direction, 0)
+        last = rows[name][-1]
+        direction = 0 if last.difference is None else DIRECTIONS.get(last.direction, 0)
         try:
             prediction = predict(sizes, spread, drift, xs[target], pairs)
         except ValueError:
@@ -155,6 +158,11 @@ def predictions(
         other_ladders=len(LADDERS) if other else 0,
     )
     return by_variant, learned
+
+
+def _rounded(step: Step) -> tuple[float, float]:
+    """The differences of a step as ``known_steps`` has them."""
+    return float(f"{step.before:.5g}"), float(f"{step.after:.5g}")
 
 
 def _floats(interval: Interval) -> tuple[float, float]:

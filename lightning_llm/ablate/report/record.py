@@ -470,7 +470,7 @@ class LearnedDrift(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         decay: φ, by which a difference is multiplied for 4 times the compute; 1: it persists.
-        base: τ, the standard deviation of a change by chance for 4 times the compute.
+        base: τ, the scale of a change by chance for 4 times the compute.
         share: κ, the same as a share of the difference.
         own_steps: Number of steps from size to size of this ladder.
         other_steps: Of other ladders.

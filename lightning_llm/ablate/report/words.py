@@ -53,7 +53,7 @@ ABOUT_STREAM = (
 )
 LONGEST_REASON = 60  # characters of a reason that stands for a name
 UNFINISHED = "The experiment has not ended."
-GUESS = "Ladders of another recipe may differ: there, the interval is a guess."
+GUESS = "The other ladders are of characters: with another tokenizer or another recipe, the interval is a guess."
 SHORT = {LESS: "less together", MORE: "more together"}  # verdicts in a table
 MOST_COMPANY = 0.2  # cores that other programs may use during a measurement "alone"
 OF_EFFECT = {"main": "main effect", "interaction": "interaction", "together": "together", "sum": "sum"}
@@ -532,12 +532,12 @@ def _predicted_line(report: ReportRecord, name: str) -> str:
     title = f"{name} at {sizes.target} ({sizes.target_compute:.2g} FLOPs)"
     predicted = sizes.predicted.get(name)
     if predicted is None:
-        return f"{title}: no prediction, which needs a difference at two sizes, the largest among them."
+        return f"{title}: no prediction, which needs differences that vary, at two sizes, the largest among them."
     meaning = {
         "holds": "holds: the direction is that at the largest size",
         "fades": f"fades: the difference is smaller than {report.delta}",
         "flips": "flips: the direction is the opposite of that at the largest size",
-        "unknown": "unknown: the interval allows more than one answer",
+        "unknown": "unknown: no direction is shown there, or at the largest size",
     }[predicted.answer]
     numbers = f"difference {signed(predicted.difference)} ({bounds(predicted.interval)}) {report.unit}"
     observed = f"its {sizes.pairs} pairs should show {bounds(predicted.prediction_interval)}"
@@ -550,7 +550,9 @@ def _drift_line(drift: LearnedDrift, unit: str) -> str:
     other = f" and {drift.other_steps} of {drift.other_ladders} other ladders" if drift.other_steps else ""
     persists = "a difference is taken to persist (too few steps tell whether it shrinks)"
     mean = persists if drift.decay == 1 else f"4 times the compute multiplies a difference by {drift.decay:.2f}"
-    moves = f"it moves by chance by {drift.base:.2g} {unit} and {drift.share:.0%} of itself (standard deviations)"
+    moves = (
+        f"it moves by chance by {drift.base:.2g} {unit} and {drift.share:.0%} of itself (scales of a t distribution)"
+    )
     return f"Predictions: {mean}; {moves}; learned from {own}{other}."
 
 

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_llm.ablate.fit.comparability import refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.fit.comparability import excused_fields, kept_lines, refuse_incomparable, refuse_unsuitable
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.statistics import pairing
 
 
 class Data(TokenDataModule):
@@ -61,6 +62,21 @@ def test_what_changes_no_batch_is_allowed_and_other_tokenizers_where_bytes_count
     raw = variant(data={"tokenizer": "char"}, bytes_per_token=None)
     with pytest.raises(ValueError, match="a pair needs the same batches"):
         refuse_incomparable(variant("baseline"), raw, ["bits_per_byte"])
+
+
+def test_the_shares_of_a_mixture_may_change_but_not_its_stores():
+    base = variant("baseline", data={"mixture": {"a": 0.7, "b": 0.3}})
+    other = variant(data={"mixture": {"a": 0.0, "b": 1.0}})
+    refuse_incomparable(base, other, ["val_loss"])
+    for each in (base, other):
+        each.data.sources[0].store.tokenizer_sha256 = "1"
+    assert excused_fields(base, other, {}) == (pairing.BATCHES,)
+    assert excused_fields(base, base, {}) == ()
+    other.options["model"] = base.options["model"] = {}
+    assert kept_lines(base, other) == ["variant: its pairs share the validation windows, and no training batches"]
+    for mixture in ({"a": 0.7, "c": 0.3}, {"b": 0.4, "a": 0.6}, {"a": 1.0}):  # other windows, or in another order
+        with pytest.raises(ValueError, match=r"changes data\.mixture: a pair needs the same batches"):
+            refuse_incomparable(base, variant(data={"mixture": mixture}), ["val_loss"])
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_size_with_a_diverged_run_has_no_difference_and_nothing_is_predicted_t
     report = ladder_report(*read_ladder(Path(made.folder)))
     assert rows_of(report, "lost")[2].difference is None
     assert answers(report) == {"gap": "holds", "lost": None, "same": "holds"}
-    needs = "no prediction, which needs a difference at two sizes, the largest among them"
+    needs = "no prediction, which needs differences that vary, at two sizes, the largest among them"
     assert f"lost at 200k (6.7e+07 FLOPs): {needs}" in size_lines(report)[1]
     report.write(made.folder)  # the page can be drawn
 
