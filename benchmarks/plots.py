@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import baselines, cost, memory_scaling, mup, techniques
+from benchmarks import baselines, cost, memory_scaling, mup, race, techniques
 from benchmarks.charts import draw_points
 from benchmarks.rows import Row, read_rows
 from lightning_llm.ablate.report.figures import draw_differences, draw_over_compute, over_compute
@@ -94,6 +94,7 @@ _BENCHES = (
     (techniques.BENCH, "Each technique added to those above it: 4 layers, 256 wide, 2 CPU cores"),
     (cost.BENCH, "A training step as one size grows: from 256 wide, 4 layers, context 256, 2 rows"),
     (mup.BENCH, "A learning rate for all widths: without mup and with it"),
+    (race.BENCH, "What five loops claim to gain from 1,000 runs, and what they gain"),
 )
 PLOTS = {
     "images/verdicts.png": _VERDICTS,

@@ -73,7 +73,7 @@ def bank(request: Request) -> Iterator[Row]:
         losses = dict(zip(jobs, pool.map(partial(_loss, folder, words), jobs), strict=True))
     for size, (draws, seeds) in SIZES.items():
         own = [[losses[size, draw, seed] for draw in range(draws)] for seed in range(seeds)]
-        facts: dict[str, Any] = _facts(np.array(own))
+        facts: dict[str, Any] = {"runs": draws * seeds, **_facts(np.array(own))}
         yield request.row(size, losses=own, **facts)
 
 
@@ -358,6 +358,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 axis.hist(Noise.of(np.array(row.losses)).residuals, bins=20)
                 axis.set(title=row.variant, xlabel="what a draw adds, nats per character")
         return
+    rows = [row for row in rows if row.shape == rows[0].shape]
     cases = list(dict.fromkeys((row.size, row.effect) for row in rows))
     with chart(path, title, columns=len(EFFECTS), rows=len(cases) // len(EFFECTS), height=2.6, **options) as axes:
         for axis, case in zip(np.ravel(axes), cases, strict=True):
