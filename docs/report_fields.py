@@ -36,7 +36,15 @@ writes this page from docstrings.
 RECORDS: tuple[type[Any], ...] = (
     *(record.ReportRecord, record.Row, Noise, Robust, record.Pair, FurtherPairs, WindowError, record.Idea),
     *(record.Variant, record.Mean, record.Start, StepCost, record.Design, record.Checks, record.Tuning),
-    *(record.TunedVariant, record.Spent, record.Curve, record.Sizes, record.SizeFacts, record.Predicted),
+    *(
+        record.TunedVariant,
+        record.Spent,
+        record.Curve,
+        record.Sizes,
+        record.SizeFacts,
+        record.Predicted,
+        record.LearnedDrift,
+    ),
     *(record.StoredPrediction, record.Outcome, record.StreamFacts, record.StepMemory),
 )
 NAMES: dict[type, str] = {record.ReportRecord: "Report"}
