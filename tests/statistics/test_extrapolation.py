@@ -78,7 +78,7 @@ def test_decay_and_drift_are_learned():
 def test_nine_of_ten_next_differences_are_in_the_interval():
     for count, decay in ((60, 0.7), (8, 0.7), (4, 1.0)):
         held = []
-        for seed in range(30):
+        for seed in range(60):
             rng = np.random.default_rng(seed)
             drift = Drift.of(drawn_steps(rng, count, decay, 0.01, 0.3, ERROR))
             for step in drawn_steps(rng, 200, decay, 0.01, 0.3, ERROR):
