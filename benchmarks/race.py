@@ -361,7 +361,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
     rows = [row for row in rows if row.shape == rows[0].shape]
     cases = list(dict.fromkeys((row.size, row.effect) for row in rows))
     with chart(path, title, columns=len(EFFECTS), rows=len(cases) // len(EFFECTS), height=2.6, **options) as axes:
-        for axis, case in zip(np.ravel(axes), cases, strict=True):
+        for number, (axis, case) in enumerate(zip(np.ravel(axes), cases, strict=True)):
             own = [row for row in rows if (row.size, row.effect) == case]
             places = np.arange(len(own))
             axis.barh(places + 0.2, [row.apparent for row in own], 0.4, color="C0", alpha=0.45, label="claimed")
@@ -370,11 +370,11 @@ def draw(rows: Sequence[Row], path: Path, title: str, **options: Any) -> None:
                 [max(0.0, row.true_high - row.true) for row in own],
             ]
             axis.barh(places - 0.2, [row.true for row in own], 0.4, xerr=errors, color="C1", label="true")
-            axis.set_yticks(places, [row.loop for row in own])
+            axis.set_yticks(places, ["" if number % len(EFFECTS) else row.loop for row in own])
             axis.invert_yaxis()
             axis.axvline(0, color=axis.xaxis.label.get_color(), lw=0.8)
             axis.set(title=f"{case[0]}, ideas of {case[1]:g} sd", xlabel="gain, sd of a pair")
-        np.ravel(axes)[0].legend(fontsize=8)
+        np.ravel(axes)[1].legend(fontsize=8, loc="lower right")
 
 
 PARTS = {

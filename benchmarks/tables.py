@@ -54,7 +54,7 @@ ROWS, REPORTS = ROOT / "docs" / "benchmarks", ROOT / "docs" / "experiments"
 SOURCES = ROOT / "docs" / "figures.yaml"
 CONFIGS = "configs/*.yaml"
 NUMBER = r"([\d.,]*\d)"
-SOURCE = re.compile(r"«(?P<file>[\w-]+)(, (?P<variant>[^:»]+))?: (?P<cell>\{[^»]+\})»")
+SOURCE = re.compile(r"«(?P<file>[\w-]+)(, (?P<variant>[^»]+?))?: (?P<cell>\{[^»]+\})»")
 # in a comment of YAML: "1.70 nats [runs-cpu, shakespeare-char.yaml: {val_loss:.2f}]"
 YAML_FIGURE = re.compile(
     r"(?P<old>[\d.,]*\d)(?P<mark>[^\d\n\[]*\[(?P<file>[\w-]+)(, (?P<variant>[^:\]]+))?: (?P<cell>\{[^\]]+\})\])"
