@@ -9,6 +9,8 @@ no finished one is repeated.
 The other shapes replay loops on the stored losses. A loss is taken apart into the mean of its seed and what the draw
 adds (the residual, times √(k / (k - 1)) for k draws). A run of a recipe has the part of its seed, a residual from the
 bank, and minus the gains of what the recipe has adopted: so pairs share their seed, and effects are known and add up.
+Residuals are drawn with a little normal noise added, at the same variance (the smoothed bootstrap: Silverman and Young
+1987), since the best of a thousand runs must be able to be luckier than the best of a hundred.
 (Every loop compares runs of one seed, so the parts of seeds decide nothing.)
 Of the ideas, one in ten helps, three in ten harm as much, and six do nothing. All loops of a race get the same ideas.
 ``endless`` gives each loop as many of them as 1,000 runs last for; what an idea's runs beyond that would say does not
@@ -51,7 +53,7 @@ from lightning_llm.statistics.stream import StreamRule
 
 BANK = ROOT / "docs" / "benchmarks" / "race-bank-cpu.json"
 SIZES = {"25k": (6, 24), "50k": (6, 12)}  # draws, and seeds of the data
-RACES, BUDGET, LISTED = 400, 1_000, 100  # races of each row, runs, ideas
+RACES, BUDGET, LISTED = 200, 1_000, 100  # races of each row, runs, ideas
 HELPS, HARMS = 0.1, 0.3  # shares of the ideas
 EFFECTS = (0.5, 1.0, 2.0)  # in standard deviations of a pair's difference
 ALPHA, GATE_LOOKS = 0.05, (4, 8, 12, 16, 20)
@@ -126,6 +128,20 @@ class Noise:
         residuals = (losses - means[:, None]) * np.sqrt(draws / (draws - 1))
         return cls(means - means.mean(), residuals.ravel())
 
+    def draw(self, rng: np.random.Generator) -> float:
+        """A residual, smoothed."""
+        residual = self.residuals[rng.integers(len(self.residuals))]
+        return float((residual + self._width * rng.standard_normal()) / self._inflation)
+
+    @functools.cached_property
+    def _width(self) -> float:
+        """Silverman's rule of thumb."""
+        return float(0.9 * self.residuals.std() * len(self.residuals) ** -0.2)
+
+    @functools.cached_property
+    def _inflation(self) -> float:
+        return float(np.hypot(1, self._width / self.residuals.std()))
+
     @property
     def seed_sd(self) -> float:
         """The standard deviation of what seeds add, without that of the draws in their means."""
@@ -182,8 +198,8 @@ class Track:
         """The loss of a new run of the baseline, or of an idea on it."""
         self.runs += 1
         if seed not in self._of_seed:
-            self._of_seed[seed] = float(self._rng.choice(self._noise.seeds))
-        return self.truth + added + self._of_seed[seed] + float(self._rng.choice(self._noise.residuals))
+            self._of_seed[seed] = float(self._noise.seeds[self._rng.integers(len(self._noise.seeds))])
+        return self.truth + added + self._of_seed[seed] + self._noise.draw(self._rng)
 
     def pair(self, place: int, added: float) -> float:
         """The difference of a pair on a shared seed, whose baseline runs once."""

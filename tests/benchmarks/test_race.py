@@ -8,6 +8,8 @@ import pytest
 from benchmarks import race
 from benchmarks.rows import Row, write_rows
 
+PLAIN = race.Noise(np.zeros(3), np.array([0.0, -(1.5**0.5), 1.5**0.5]))  # of standard deviation 1; the first is 0
+
 
 class Fixed:
     """In place of a generator: nothing varies."""
@@ -15,7 +17,10 @@ class Fixed:
     def __init__(self, drawn=()):
         self._drawn = iter(drawn)
 
-    def choice(self, values):
+    def integers(self, count):
+        return 0
+
+    def standard_normal(self):
         return 0.0
 
     def random(self):
@@ -38,6 +43,13 @@ def test_losses_are_taken_apart_into_seeds_and_draws(noise):
     assert noise.seeds.mean() == pytest.approx(0, abs=1e-12)
 
 
+def test_a_drawn_residual_has_their_spread_and_can_be_beyond_them(noise):
+    drawn = [noise.draw(np.random.default_rng(seed)) for seed in range(4000)]
+    assert np.std(drawn) == pytest.approx(noise.residuals.std(), rel=0.05)
+    few = race.Noise(np.zeros(1), np.array([-1.0, 1.0]))
+    assert min(few.draw(np.random.default_rng(seed)) for seed in range(50)) < -1.0
+
+
 def test_pairs_share_their_seed_and_their_baseline_runs_once(noise):
     track = race.track_of(0, 0, noise, 1.0)
     differences = [track.pair(place, 0.0) for place in range(60)]
@@ -51,8 +63,11 @@ def test_pairs_share_their_seed_and_their_baseline_runs_once(noise):
 
 
 def test_ideas_help_harm_or_do_nothing():
-    track = race.Track(Fixed([0.05, 0.15, 0.5]), Fixed(), race.Noise(np.zeros(2), np.array([-1.0, 1.0])), 0.5)
-    effect = 0.5 * 2**0.5
+    track = race.Track(
+        Fixed([0.05, 0.15, 0.5]), Fixed(), race.Noise(np.zeros(3), np.array([0.0, -(1.5**0.5), 1.5**0.5])), 0.5
+    )
+    effect = 0.5 * track.pair_sd
+    assert track.pair_sd == pytest.approx(2**0.5)
     assert [track.idea() for _ in range(3)] == [("helps", -effect), ("harms", effect), ("idle", 0.0)]
     track.adopt("helps", -effect)
     assert track.truth == -effect
@@ -60,7 +75,9 @@ def test_ideas_help_harm_or_do_nothing():
 
 
 def test_keeping_what_is_lower_needs_the_floor():
-    track = race.Track(Fixed(), Fixed(), race.Noise(np.zeros(2), np.array([-1.0, 1.0])), 1.0)  # of a pair: √2
+    track = race.Track(
+        Fixed(), Fixed(), race.Noise(np.zeros(3), np.array([0.0, -(1.5**0.5), 1.5**0.5])), 1.0
+    )  # of a pair: √2
     assert race.KeepIfLower(track, floor=0.0).decide(-0.1) == pytest.approx(0.1)
     loop = race.KeepIfLower(track, floor=1.0)
     assert loop.decide(-1.0) is None
