@@ -458,7 +458,7 @@ def is_batch(content: Mapping[str, Any]) -> bool:
 def _stop(content: Mapping[str, Any], source: object) -> Looks | Batch:
     if is_batch(content):
         if useless := next((key for key in NOT_IN_BATCH if content.get(key)), None):
-            problem = "a batch compares variants by its own looks, at one size, without delta and tuning"
+            problem = "a batch compares variants by its own looks, at one size, without delta, tuning and factors"
             raise ValueError(f"{option_named(useless, source)}: {problem}: leave it out")
         return Batch()
     if "factors" in content:

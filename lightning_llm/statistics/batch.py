@@ -111,7 +111,9 @@ def batch_verdicts(samples: Mapping[str, Sample], alpha: float) -> dict[str, Ver
         else:
             word = "not decided yet" if not decided[name] else "given up" if e_value <= 1 else "enough evidence"
             word = "out of pairs" if word == "enough evidence" and e_value < needed else word
-        sentence = f"{word}: e-value {e_value:.3g}, {'' if is_final else 'at most '}{needed:.3g} needed"
+        each = "at most " if not is_final else ""
+        of = f" by each of {rank} ideas" if is_final and rank > 1 else ""
+        sentence = f"{word}: e-value {e_value:.3g}, {each}{needed:.3g} needed{of}"
         found[name] = dataclasses.replace(
             verdict,
             verdict=BETTER if is_adopted else UNDECIDED,

@@ -41,8 +41,8 @@ def test_a_useless_idea_is_given_up_and_a_useful_one_is_adopted(batch):
 def test_the_report_says_what_is_promised(batch, tmp_path):
     report = report_of(batch)
     text = report.to_markdown()
-    assert "Adopted: good of 3 ideas." in text
-    assert "At most 5% of the adopted ideas are useless, in expectation" in text
+    assert "Adopted 1 of 3 ideas: good." in text
+    assert "at most 5% of the adopted ideas are useless, in expectation" in text
     assert "Simultaneous" not in text
     (head,) = (line for line in text.splitlines() if line.startswith("| variant") and "e-value" in line)
     (good,) = (line for line in text.splitlines() if line.startswith("| good") and "adopted" in line)

@@ -84,7 +84,7 @@ def test_nothing_is_adopted_before_all_ideas_are_decided():
     late = batch_verdicts(samples(better[:12], maybe), 0.05)
     assert [found.verdict for found in late.values()] == ["better", "undecided"]
     assert late["0"].sentence.startswith("adopted: e-value ")
-    assert late["1"].sentence == f"{NOT_ADOPTED}: e-value {late['1'].e_value:.3g}, 20 needed"  # as the second one
+    assert late["1"].sentence == f"{NOT_ADOPTED}: e-value {late['1'].e_value:.3g}, 20 needed by each of 2 ideas"
     assert late["1"].note == ""
     assert late["0"].e_value == pytest.approx(e_value_of(better[:12]))
     assert all(found.has_ended for found in late.values())

@@ -181,9 +181,11 @@ def batch_lines(report: ReportRecord) -> list[str]:
     """What the verdicts of a batch of ideas promise, and what they do not."""
     rows = list(report.of_kind("result"))
     adopted = [row.variant for row in rows if row.verdict == BETTER]
-    lines = [f"Adopted: {', '.join(adopted) or 'none'} of {len(rows)} ideas."] if report.has_ended else []
-    share = f"At most {percent(report.alpha)} of the adopted ideas are useless, in expectation"
-    lines.append(f"{share}, if the differences of pairs are about normal. Each interval is about one idea by itself.")
+    named = f": {', '.join(adopted)}" if adopted else ""
+    lines = [f"Adopted {len(adopted)} of {len(rows)} ideas{named}."] if report.has_ended else []
+    share = f"Over many batches, at most {percent(report.alpha)} of the adopted ideas are useless, in expectation"
+    lines.append(f"{share}, if the differences of pairs are about normal.")
+    lines.append("The e-values decide (docs/stream.md); an interval is about one idea by itself, and decides nothing.")
     if len(adopted) > 1:
         lines.append("Whether the adopted ideas also help together is another experiment, on fresh seeds: --factor.")
     return lines
