@@ -80,7 +80,7 @@ def test_a_difference_at_three_sizes_is_predicted_at_the_fourth(ladder):
     assert "gone at 200k (6.7e+07 FLOPs): fades: the difference is smaller than 0.02; " in lines[1]
     assert lines[3].startswith(f"Predictions: 4 times the compute multiplies a difference by {learned.decay:.2f}; ")
     assert lines[3].endswith(
-        f"learned from 6 steps from size to size of this ladder and {len(STEPS)} of 6 other ladders."
+        f"learned from 6 steps from size to size of this ladder and {len(STEPS)} of {len(LADDERS)} other ladders."
     )
     assert lines[4] == GUESS
 
