@@ -65,7 +65,7 @@ ELSEWHERE = {  # by the tests of what they are for
     "ablate": "test_ablate_looks.py",
     "ladder": "test_ladder.py",
     "faults": "test_faults.py",
-    **{name: f"test_{name}.py" for name in ("generate", "loss", "swiglu")},
+    **{name: f"test_{name}.py" for name in ("generate", "loss", "race", "swiglu")},
 }
 
 
