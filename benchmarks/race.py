@@ -185,7 +185,6 @@ class Track:
         """Make an idea part of the baseline, whose seeds are fresh from then on."""
         self.adopted[kind] += 1
         self.truth += added
-        self._baseline.clear()
         self._first_shared = self.fresh(SHARED_SEEDS)[0]
 
     def fresh(self, count: int) -> range:

@@ -118,6 +118,10 @@ def test_pairs_without_any_spread_show_nothing():
     assert race.t_of([-1.0, -2.0, -3.0]) == pytest.approx(2 * 3**0.5)
 
 
+def test_a_gate_spends_all_of_its_level():
+    assert race._critical(4) == pytest.approx(1.93, abs=0.03)  # with a reserve for later looks, 2.06
+
+
 def test_the_budget_ends_a_race(noise, monkeypatch):
     monkeypatch.setattr(race, "BUDGET", 60)
     found = race.race(race.track_of(0, 0, noise, 1.0), race.LOOPS["try"], is_list=False)
