@@ -1,6 +1,7 @@
 """Write ``lightning_llm/statistics/known_steps.py`` from the reports of ladders in ``docs/experiments``.
 
-``python -m benchmarks.known_steps`` writes it; with ``--check``, the command fails if it is not what the reports say.
+``python -m benchmarks.known_steps`` writes it, and prints what the steps teach; with ``--check``, the command fails if
+it is not what the reports say.
 A variant that two ladders have in common counts once, in the first of them.
 """
 
@@ -10,9 +11,10 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from benchmarks.commands import ROOT
+from lightning_llm.ablate.report.from_sizes import at_size
 from lightning_llm.ablate.report.record import Row
 from lightning_llm.ablate.report.report import Report
-from lightning_llm.statistics.extrapolation import AtSize, SpreadBySize, Step, steps_of
+from lightning_llm.statistics.extrapolation import AtSize, Drift, SpreadBySize, Step, steps_of
 
 EXPERIMENTS, FILE = ROOT / "docs" / "experiments", ROOT / "lightning_llm" / "statistics" / "known_steps.py"
 _HEAD = '''"""Steps from size to size of the ladders that this project has trained, for ``statistics.extrapolation``.
@@ -46,18 +48,16 @@ def series(reports: Iterable[Report]) -> dict[str, dict[str, list[AtSize]]]:
         rows = [row for row in report.of_kind("result") if row.metric == "val_loss"]
         found[report.name] = {}
         for variant in dict.fromkeys(row.variant for row in rows):
-            places = [place for place in map(at_size, (row for row in rows if row.variant == variant)) if place]
+            places = [place for place in map(place_of, (row for row in rows if row.variant == variant)) if place]
             if any(place.mean for place in places) and places not in seen:
                 found[report.name][variant] = places
                 seen.append(places)
     return found
 
 
-def at_size(row: Row) -> AtSize | None:
-    """A row of a size, where its prediction takes it from; ``None``: it has no difference."""
-    if row.compute is None or row.difference is None or row.sd is None:
-        return None
-    return AtSize(math.log(row.compute, 4), row.difference, row.sd, row.pairs - row.baseline_diverged)
+def place_of(row: Row) -> AtSize | None:
+    """A row of a ladder's report at its size; ``None``: it has no difference."""
+    return None if row.compute is None else at_size(math.log(row.compute, 4), row)
 
 
 def known_steps(found: dict[str, dict[str, list[AtSize]]]) -> dict[str, list[Step]]:
@@ -95,6 +95,9 @@ def main(words: list[str]) -> int:
         print(f"{FILE.relative_to(ROOT)} is {'' if is_same else 'not '}what the reports say", file=sys.stderr)
         return 0 if is_same else 1
     FILE.write_text(expected, encoding="utf-8")
+    steps = [step for of_ladder in known_steps(series(ladders())).values() for step in of_ladder]
+    drift = Drift.of(steps)
+    print(f"{drift.steps} steps: decay {drift.decay:.2f}, drift {drift.base:.4f} and {drift.share:.2f} of a difference")
     return 0
 
 

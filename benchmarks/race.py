@@ -14,7 +14,8 @@ Residuals are drawn with a little normal noise added, at the same variance (the 
 (Every loop compares runs of one seed, so the parts of seeds decide nothing.)
 Of the ideas, one in ten helps, three in ten harm as much, and six do nothing. All loops of a race get the same ideas.
 ``endless`` gives each loop as many of them as 1,000 runs last for; what an idea's runs beyond that would say does not
-count. ``list`` has 100 ideas, however many runs these take. After an adoption, the baseline is trained anew. The loops:
+count. ``list`` has 100 ideas, however many runs these take. After an adoption, the baseline is trained again. The
+loops:
 
 - *keep if lower*: one run of an idea, with one seed for all; kept if its loss is below the best kept one.
 - *keep if lower by a floor*: the same, if it is lower by a standard deviation of a pair.

@@ -211,7 +211,7 @@ def _batch(rng: np.random.Generator, noise: Draw, effect: float, *, is_shared: b
 
 @functools.cache
 def _log_e_values_on_grid(pairs: int) -> Array:
-    """Of ``GRID``: a simulation takes a million e-values, each of which is an integral."""
+    """The logarithms at ``GRID``: a simulation takes a million e-values, each of which is an integral."""
     return log_e_values(GRID, pairs)
 
 

@@ -41,12 +41,12 @@ import yaml
 
 from benchmarks import plots
 from benchmarks.charts import panels
-from benchmarks.known_steps import at_size, spread_of
+from benchmarks.known_steps import place_of
 from benchmarks.rows import MEASURED, Row, read_rows
 from lightning_llm.ablate.report.record import Row as ReportRow
 from lightning_llm.ablate.report.report import Report
 from lightning_llm.io.units import UNITS
-from lightning_llm.statistics.extrapolation import Drift, answer, predict
+from lightning_llm.statistics.extrapolation import Drift, SpreadBySize, answer, predict
 from lightning_llm.statistics.known_steps import STEPS
 
 ROOT = Path(__file__).parents[1]
@@ -131,9 +131,9 @@ def _by_present_method(report: Report, rows: Sequence[ReportRow]) -> dict[str, A
     assert report.sizes is not None
     if report.sizes.target_compute is None:
         return None
-    places = [place for place in map(at_size, rows) if place is not None]
+    places = [place for place in map(place_of, rows) if place is not None]
     target = math.log(report.sizes.target_compute, 4)
-    predicted = predict(places, spread_of({"": places}), Drift.of(STEPS), target, places[-1].pairs)
+    predicted = predict(places, SpreadBySize.of(places), Drift.of(STEPS), target, places[-1].pairs)
     direction = {"better": -1, "worse": 1}.get(rows[-1].direction, 0)
     return {
         "difference": predicted.mean,

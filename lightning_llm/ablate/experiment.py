@@ -81,13 +81,7 @@ class ScreenAndConfirm(msgspec.Struct, frozen=True, kw_only=True, tag_field="rul
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag_field="rule", tag="batch"):
-    """Comparing a variant stops when its evidence is gone, or enough; then e-BH adopts (``statistics.batch``).
-
-    Attributes:
-        pairs: Numbers of pairs after which it may stop.
-    """
-
-    pairs: tuple[int, ...] = BATCH_LOOKS
+    """Comparing a variant stops when its evidence is gone, or enough; then e-BH adopts (``statistics.batch``)."""
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +139,9 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def looks(self) -> tuple[int, ...]:
         """Numbers of pairs after which a comparison may end; of an idea, of its fresh pairs."""
-        return self.stop.looks if isinstance(self.stop, ScreenAndConfirm) else self.stop.pairs
+        if isinstance(self.stop, Batch):
+            return BATCH_LOOKS
+        return self.stop.pairs if isinstance(self.stop, Looks) else self.stop.looks
 
     @property
     def metric_name(self) -> str:
@@ -352,15 +348,16 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
     match, solved = _parsed(content.get("match", Tokens.name))
     if command is None and match == Time.name and solved is not None:
         raise ValueError(f"{source}: match time={solved}: fit scales its own steps: give match time")
+    stop = _stop(content, source)
     experiment = Experiment(
         name=content["name"],
         variants=variants,
         factors=_factors(content, source),
         metric=metric,
         secondary=tuple(secondary),
-        delta=None if is_batch(content) else content.get("delta", DELTA if command is None else None),
+        delta=content.get("delta", None if command is not None or isinstance(stop, Batch) else DELTA),
         alpha=content.get("alpha", ALPHA),
-        stop=_stop(content, source),
+        stop=stop,
         first_seed=content.get("seeds", {}).get("first", 0),
         match=match,
         solved=solved,
@@ -450,13 +447,8 @@ def _metrics(content: Mapping[str, Any], source: object) -> Sequence[str]:
     return metrics or (content.get("metric", METRICS[0]),)
 
 
-def is_batch(content: Mapping[str, Any]) -> bool:
-    """Whether the keys of an experiment ask for a batch."""
-    return bool(content.get("batch"))
-
-
 def _stop(content: Mapping[str, Any], source: object) -> Looks | Batch:
-    if is_batch(content):
+    if content.get("batch"):
         if useless := next((key for key in NOT_IN_BATCH if content.get(key)), None):
             problem = "a batch compares variants by its own looks, at one size, without delta, tuning and factors"
             raise ValueError(f"{option_named(useless, source)}: {problem}: leave it out")

@@ -76,9 +76,14 @@ def start_in_words(plan: Plan, looks: Sequence[int], slots: int, done: int) -> s
     return f"{experiment.name}: {summary}: {plan.out}{ended}"
 
 
+def power_in_words(power: Mapping[float, float], scale: float) -> str:
+    """Such as ``of 0.006 in 7%, of 0.012 in 74%``: shares by the size of an improvement, in units of the scale."""
+    return ", ".join(f"of {size * scale:.2g} in {100 * share:.0f}%" for size, share in power.items())
+
+
 def power_of_batch(pair_sd: float, unit: str) -> str:
     """How likely a useful idea of a batch is adopted, by the spread of a pair."""
-    shares = ", ".join(f"of {size * pair_sd:.2g} in {100 * share:.0f}%" for size, share in POWER.items())
+    shares = power_in_words(POWER, pair_sd)
     batch = f"at most {LOOKS[-1]} pairs of each idea, where two of twenty are useful"
     return f"A batch adopts improvements in these cases: {shares}, in {unit}, with {batch}."
 

@@ -29,7 +29,7 @@ LOOKS = (4, 6, 8, 10, 12, 16, 20, 24)  # pairs after which an idea may be given 
 POWER = {0.5: 0.06, 1.0: 0.69, 1.5: 0.98}
 _WIDEST = 8.0  # the scale is integrated up to this far above twice the pairs
 _POINTS = 1600
-NOT_ADOPTED = "not adopted"
+ADOPTED, NOT_ADOPTED = "adopted", "not adopted"
 FEWEST_PAIRS = 2  # that say anything
 
 
@@ -104,16 +104,15 @@ def batch_verdicts(samples: Mapping[str, Sample], alpha: float) -> dict[str, Ver
     found = {}
     for name, verdict in verdicts(samples, alpha=alpha, looks=LOOKS, variants=1).items():
         is_adopted = name in taken
-        rank = min(len(samples), max(1, len(taken) + (not is_adopted)))  # that it would have needed
-        e_value, needed = e_values[name], threshold(rank, len(samples), alpha)
-        if is_final:
-            word = "adopted" if is_adopted else NOT_ADOPTED
+        rank = min(len(samples), max(1, len(taken) + (not is_adopted)))  # of an idea that would have been adopted
+        needed = threshold(rank, len(samples), alpha)
+        if not is_final:
+            sentence = f"{_progress(e_values[name], needed, decided[name])}, at most {needed:.3g} needed"
         else:
-            word = "not decided yet" if not decided[name] else "given up" if e_value <= 1 else "enough evidence"
-            word = "out of pairs" if word == "enough evidence" and e_value < needed else word
-        each = "at most " if not is_final else ""
-        of = f" by each of {rank} ideas" if is_final and rank > 1 else ""
-        sentence = f"{word}: e-value {e_value:.3g}, {each}{needed:.3g} needed{of}"
+            each = f" by each of {rank} ideas" if rank > 1 else ""
+            word = ADOPTED if is_adopted else NOT_ADOPTED
+            sentence = f"{word}: e-value {e_values[name]:.3g}, {needed:.3g} needed{each}"
+        has_failed_runs = bool(verdict.diverged or verdict.baseline_diverged)
         found[name] = dataclasses.replace(
             verdict,
             verdict=BETTER if is_adopted else UNDECIDED,
@@ -121,15 +120,26 @@ def batch_verdicts(samples: Mapping[str, Sample], alpha: float) -> dict[str, Ver
             sentence=sentence,
             has_ended=decided[name],
             p_adjusted=None,
-            e_value=e_value,
-            note=verdict.note if is_adopted or verdict.diverged or verdict.baseline_diverged else "",
+            e_value=e_values[name],
+            note=verdict.note if is_adopted or has_failed_runs else "",
             warnings=verdict.warnings if is_adopted else [],
         )
     return found
 
 
+def _progress(e_value: float, needed: float, is_decided: bool) -> str:
+    """The state of an idea while others still get pairs."""
+    if not is_decided:
+        word = "not decided yet"
+    elif e_value <= 1:
+        word = "given up"
+    else:
+        word = "enough evidence" if e_value >= needed else "out of pairs"
+    return f"{word}: e-value {e_value:.3g}"
+
+
 def _differences(sample: Sample) -> list[float]:
-    """Of the pairs whose baseline trained; infinite where the variant's run failed to train."""
+    """Differences of the pairs whose baseline trained; infinite where the variant's run failed to train."""
     pairs = zip(sample.baseline, sample.variant, strict=True)
     return [
         math.inf if own is None or not math.isfinite(own) else own - base

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lightning_llm.ablate.fit.program import OTHER_MIXTURE
 from lightning_llm.ablate.fit.variant import Variant
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.data.datamodule import TokenDataModule
@@ -110,7 +111,7 @@ def kept_lines(base: Variant, variant: Variant) -> list[str]:
     """
     lines = []
     if _has_other_shares(base, variant):
-        lines.append(f"{variant.name}: its pairs share the validation windows, and no training batches")
+        lines.append(f"{variant.name}: {OTHER_MIXTURE}")
     for option in KEEPING:
         (old_class, old), (new_class, new) = (_class_of(each.options["model"].get(option)) for each in (base, variant))
         if not old_class or not new_class or old_class.path == new_class.path:

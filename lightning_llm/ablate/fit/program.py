@@ -22,6 +22,7 @@ MAIN = "fit.py"  # in the tree: what a run executes. Its folder comes first in t
 NUMBERS = (*LOSSES, TRAIN_LOSS_EVAL, "seconds", "peak_memory_gib", "steps", "tokens")
 
 CURVES = (TRAIN_LOSS, VAL_LOSS)
+OTHER_MIXTURE = "its pairs share the validation windows, and no training batches"
 
 
 class Windows(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ class Fit(Program):
             for name, planned in self.plan.record.variants.items()
             if pairing.BATCHES in planned.excused and pairing.VALIDATION_BATCHES not in planned.excused
         ]
-        return [f"{name}: pairs share the validation windows, and no training batches." for name in alone]
+        return [f"{name}: {OTHER_MIXTURE}." for name in alone]
 
     def start_measuring(self, log: Path) -> Process:
         """Start ``ablate measure`` with the code of the tree."""

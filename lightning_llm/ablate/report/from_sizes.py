@@ -124,7 +124,7 @@ def predictions(
     spread = SpreadBySize.of([at for size, report in reports.items() for at in _spreads(xs[size], report)])
     rows = {name: [report.row(name) for report in reports.values()] for name in _variants(first)}
     differences = {
-        name: [at for size, row in zip(reports, of_name, strict=True) for at in _at_size(xs[size], row)]
+        name: [at for size, row in zip(reports, of_name, strict=True) if (at := at_size(xs[size], row)) is not None]
         for name, of_name in rows.items()
     }
     other = STEPS if first.metric == METRIC else ()  # τ has a unit
@@ -215,15 +215,16 @@ def size_report(ladder: Experiment, size: str) -> Report:
 
 def _spreads(x: float, report: ReportRecord) -> Iterator[AtSize]:
     for row in report.rows:
-        if row.kind in ("result", "null"):
-            yield from (at for at in _at_size(x, row) if at.pairs > 1)
+        at = at_size(x, row) if row.kind in ("result", "null") else None
+        if at is not None and at.pairs > 1:
+            yield at
 
 
-def _at_size(x: float, row: Row) -> list[AtSize]:
-    """A difference and its pairs, without those whose baseline failed to train; empty: there is none."""
+def at_size(x: float, row: Row) -> AtSize | None:
+    """The difference of a row and its pairs, without those whose baseline failed to train; ``None``: there is none."""
     if row.difference is None or row.sd is None:
-        return []
-    return [AtSize(x, row.difference, row.sd, row.pairs - row.baseline_diverged)]
+        return None
+    return AtSize(x, row.difference, row.sd, row.pairs - row.baseline_diverged)
 
 
 def _x(compute: float) -> float:

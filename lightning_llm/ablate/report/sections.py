@@ -147,7 +147,7 @@ def verdict_table(report: ReportRecord, rows: Sequence[Row]) -> Table:
         titles = [words.title_of(report, row), *([row.size or "–"] if has_sizes else [])]
         times = "–" if row.multiplier is None else f"{row.multiplier:.2f}"
         own = _cells(row, has_p=has_p, has_windows=has_windows)
-        own[-1:] = words.adoption_cells(row) if report.is_batch else own[-1:]
+        own[-1:] = words.adoption_cells(row, has_ended=report.has_ended) if report.is_batch else own[-1:]
         cells.append([*titles, *own, *([times] if has_multiplier else [])])
     return Table(head, cells, optional=[WINDOW_ERROR])
 

@@ -24,6 +24,7 @@ from lightning_llm.ablate.words import (
     pairs_in_words,
     parameter_excess,
     percent,
+    power_in_words,
     reused_lines,
     saved_in_words,
     seeds_in_words,
@@ -32,6 +33,7 @@ from lightning_llm.ablate.words import (
 )
 from lightning_llm.io.shell import shell_path
 from lightning_llm.io.units import MIB, shown_duration
+from lightning_llm.statistics.batch import ADOPTED, NOT_ADOPTED
 from lightning_llm.statistics.design import BETTER, FAILED_TO_TRAIN, NOT_SHOWN
 from lightning_llm.statistics.factorial import ADD_UP, LESS, MORE
 from lightning_llm.statistics.stream import POWER
@@ -178,7 +180,7 @@ def simultaneous(share: float) -> str:
 
 
 def batch_lines(report: ReportRecord) -> list[str]:
-    """What the verdicts of a batch of ideas promise, and what they do not."""
+    """Lines about what the verdicts of a batch of ideas promise, and what they do not."""
     rows = list(report.of_kind("result"))
     adopted = [row.variant for row in rows if row.verdict == BETTER]
     named = f": {', '.join(adopted)}" if adopted else ""
@@ -191,9 +193,12 @@ def batch_lines(report: ReportRecord) -> list[str]:
     return lines
 
 
-def adoption_cells(row: Row) -> list[str]:
-    """The e-value of an idea of a batch, and whether it is adopted."""
-    return ["–", "–"] if row.e_value is None else [f"{row.e_value:.3g}", row.sentence.partition(":")[0]]
+def adoption_cells(row: Row, *, has_ended: bool) -> list[str]:
+    """The e-value of an idea of a batch, and whether it is adopted, which is known when the batch has ended."""
+    if row.e_value is None:
+        return ["–", "–"]
+    word = ADOPTED if row.verdict == BETTER else NOT_ADOPTED
+    return [f"{row.e_value:.3g}", word if has_ended else "–"]
 
 
 # ---- verdicts
@@ -547,7 +552,7 @@ def _predicted_line(report: ReportRecord, name: str) -> str:
 
 
 def _drift_line(drift: LearnedDrift, unit: str) -> str:
-    """What the predictions rest on."""
+    """The sentence about what the predictions rest on."""
     own = f"{drift.own_steps} step{'s' * (drift.own_steps != 1)} from size to size of this ladder"
     other = f" and {drift.other_steps} of {drift.other_ladders} other ladders" if drift.other_steps else ""
     persists = "a difference is taken to persist (too few steps tell whether it shrinks)"
@@ -618,9 +623,8 @@ def power_of_stream(looks: Sequence[int], pair_sd: float | None, minimal_gain: f
     """
     power = POWER[tuple(looks)]
     scale = 1.0 if pair_sd is None else pair_sd
-    shares = [f"of {size * scale:.2g} in {100 * share:.0f}%" for size, share in power.items()]
     beyond = f" beyond the minimal gain of {minimal_gain:g}" if minimal_gain else ""
-    cases = f"Improvements{beyond} are adopted in these cases: {', '.join(shares)}"
+    cases = f"Improvements{beyond} are adopted in these cases: {power_in_words(power, scale)}"
     if pair_sd is None:
         return f"{cases}, in standard deviations of a pair's difference, which the first screen measures."
     return (
