@@ -62,8 +62,9 @@ def draw_differences(axis: Any, rows: Sequence[Row], colors: dict[str, str], del
     """The differences of rows on one axis, each with its label."""
     if delta is not None:
         axis.axvspan(-delta, delta, color=GRAY, alpha=0.2, lw=0)
-    # the line at 0 has a gap for the words above each interval that contains 0
-    crossing = [y for y, row in enumerate(rows) if row.interval and math.prod(row.interval) < 0]
+    # the line at 0 has a gap for the words above each interval that contains 0, and for the long ones of a batch
+    has_gap = (row.e_value is not None or (row.interval and math.prod(row.interval) < 0) for row in rows)
+    crossing = [y for y, is_crossed in enumerate(has_gap) if is_crossed]
     edges = [-0.8, *(y + gap for y in crossing for gap in (-0.46, -0.14)), len(rows) - 0.4]
     axis.vlines([0] * (len(edges) // 2), edges[::2], edges[1::2], color=axis.xaxis.label.get_color(), lw=0.8)
     for y, row in enumerate(rows):
