@@ -21,7 +21,7 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"  # may import all of the package, whi
 LAYERS = (
     ("lazy", "io", "ops.sizes", "ops.traced"),
     (
-        *("model.config", "model.layers", "model.parts", "model.mup", "model.rope_scaling"),
+        *("model.config", "model.layers", "model.parts", "model.references", "model.mup", "model.rope_scaling"),
         *("optim.catalog", "optim.schedules", "accounting.hardware", "measure", "statistics"),
     ),
     ("io.console", "io.progress"),
@@ -32,7 +32,14 @@ LAYERS = (
     ),  # data: corpora, tokenizers, token_store, order
     ("data.prepare", "data.find_store", "model"),  # model: norm, kv_cache, weights, position, context, build
     ("model.attention", "model.mlp", "model.experts", "model.block", "model.loss"),
-    ("model.transformer", "model.attentions", "model.initial_scales", "optim", "checkpoints.archives"),
+    (
+        "model.transformer",
+        "model.attentions",
+        "model.initial_scales",
+        "model.token_order",
+        "optim",
+        "checkpoints.archives",
+    ),
     ("generation", "interop", "data.datamodule", "accounting"),
     ("checkpoints",),
     ("runs",),
@@ -54,6 +61,7 @@ NEVER = (
                 "model.config",
                 "model.layers",
                 "model.parts",
+                "model.references",
                 "model.mup",
                 "model.rope_scaling",
                 "optim.catalog",

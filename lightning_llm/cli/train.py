@@ -63,6 +63,7 @@ from lightning_llm.training.environment import choose_precision, keep_freed_memo
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.launcher import starts_inside
 from lightning_llm.training.module import LanguageModel
+from lightning_llm.training.preflight import TOKEN_ORDER
 from lightning_llm.training.quiet import quieten
 from lightning_llm.training.trainer import Trainer
 
@@ -255,7 +256,10 @@ class TrainingCLI(LightningCLI):
         """Run the pre-flight checks in one process, as preparing the data does; lock the run until the report."""
         trainer: Any = self.trainer
         if trainer.is_global_zero:
-            raise_all(check.problem for check in trainer.preflight(self.model, self.datamodule) if check.problem)
+            checks = trainer.preflight(self.model, self.datamodule)
+            raise_all(check.problem for check in checks if check.problem)
+            for line in (check.finding for check in checks if check.name == TOKEN_ORDER):
+                rank_zero_print(f"lightning-llm fit: {line}")
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
             print(jobs.waiting_line(trainer), file=sys.stderr)
         trainer.open_run()

@@ -1,11 +1,13 @@
 """Makes the parts that a config names: built-in ones and those of the user, in one way.
 
 A part is called with the config and the arguments that the config gives it, and with ``layer`` and ``seed`` where it
-has parameters of these names; a norm with its size and ``eps``.
+has parameters of these names; a norm with its size and ``eps``. One whose arguments refer to the config is called with
+these alone (``references.py``).
 """
 
+import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from traceback import walk_tb
@@ -15,13 +17,19 @@ import torch
 from torch import nn
 
 from lightning_llm.io.trust import OUR_PREFIX, trust_and_import
+from lightning_llm.io.untrusted import shown
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, CrossLayerState
 from lightning_llm.model.initial_values import Part, construct
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
+from lightning_llm.model.references import filled, is_mapped
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
 PASSED = dict.fromkeys(BUILT_IN, "config is the ModelConfig") | {"norm": "size and eps are numbers"}
+_MAPPING = (
+    "name its arguments in init_args, such as {dim: ${%s}}, or write a class that is called so and makes this one"
+)
+MAPPING = dict.fromkeys(BUILT_IN, _MAPPING % "hidden_size") | {"norm": _MAPPING % "size"}
 LONGEST = 200  # characters of a signature or an error in a message
 FORWARDS = {
     "attention": "x, context",
@@ -63,25 +71,57 @@ def build(
     if built_in is None and not (isinstance(make, type) and issubclass(make, base)):
         raise ValueError(f"{kind} {name!r} is {make!r}: it must be a class derived from {_path(base)}")
     given: tuple[Any, ...] = (config,) if size is None else (size,)
-    options = arguments_of(part) | ({} if size is None else {"eps": config.rms_norm_eps})
-    accepted = inspect.signature(make).parameters
-    options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
-    _check_call(kind, name, make, CONSTRUCTORS[kind], given, options)
+    options = arguments_of(part)
+    of_size = {} if size is None else {"size": size, "eps": config.rms_norm_eps}
+    called = CONSTRUCTORS[kind]
+    if is_mapped(options) and built_in is None:
+        given, called = (), f"({', '.join(f'{each}=…' for each in options)})"
+    else:
+        options |= {each: value for each, value in of_size.items() if each != "size"}
+        accepted = inspect.signature(make).parameters
+        options |= {each: value for each, value in (("layer", layer), ("seed", seed)) if each in accepted}
+    _check_call(kind, name, make, called, given, options)
     forward = partial(_forward_pass, kind, config) if kind in ("attention", "mlp") else None
-    make_it = partial(make, *given, **options)
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    values |= {"config": config, "layer": layer, "seed": seed, **of_size}
+    make_it = partial(make, *given, **options) if built_in else partial(_called, kind, make, given, options, values)
     part_to_make = Part(make_it, seed, path, f"{kind} {name!r}", built_in is None, config.hidden_size, forward)
     try:
         made = construct(part_to_make)
     except RecursionError:
         raise ValueError(f"{kind} {name!r} builds itself as one of its parts: give a class of one part") from None
     except Exception as error:
-        if built_in is not None or isinstance(error, ValueError | MemoryError | torch.OutOfMemoryError):
+        if built_in is not None or isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
-        raise ValueError(_misfit(kind, name, make, error)) from error
+        if isinstance(error, ValueError) and _is_raised_here(error):
+            raise
+        raise ValueError(_misfit(kind, name, make, called, error)) from error
     if built_in is None and kind in FORWARDS:
         words = FORWARDS[kind].split(", ")
         _check_call(kind, name, type(made).forward, f".forward({FORWARDS[kind]})", (made, *words), {})
     return made
+
+
+def _called(
+    kind: str,
+    make: Callable[..., Any],
+    given: tuple[Any, ...],
+    options: Mapping[str, Any],
+    values: Mapping[str, Any],
+) -> Any:
+    """What a constructor returns, called with what its arguments refer to and with the objects that they describe."""
+
+    def object_of(path: str, arguments: Mapping[str, Any]) -> Any:
+        cls = _imported(f"{kind}.init_args", path)
+        try:
+            return cls(**arguments)
+        except Exception as error:
+            reason = _shortened(" ".join(f"{type(error).__name__}: {error}".split()))
+            raise ValueError(
+                f"{kind}.init_args: {path} cannot be made with {shown(dict(arguments))}: {reason}"
+            ) from error
+
+    return make(*given, **filled(options, values, object_of))
 
 
 def _forward_pass(kind: str, config: ModelConfig, part: nn.Module) -> Any:
@@ -123,19 +163,28 @@ def _check_call(
     try:
         inspect.signature(function).bind(*given, **options)
     except TypeError as error:
-        called = f"{name.rpartition('.')[2]}{call}: {error}; it takes {_signature(function)}"
+        advice = f": {MAPPING[kind]}" if call == CONSTRUCTORS[kind] else ""
+        called = f"{name.rpartition('.')[2]}{call}: {error}; it takes {_signature(function)}{advice}"
         raise ValueError(f"{kind} {name!r} is called as {called}") from None
 
 
-def _misfit(kind: str, name: str, make: Callable[..., Any], error: Exception) -> str:
+def _is_raised_here(error: Exception) -> bool:
+    """Whether the line is ours, or that of a class which derives from one of ours."""
+    *_, (last, _) = walk_tb(error.__traceback__)
+    return str(last.f_globals.get("__name__")).startswith(OUR_PREFIX)
+
+
+def _misfit(kind: str, name: str, make: Callable[..., Any], call: str, error: Exception) -> str:
     """Message about a constructor of the user's choice that failed with what it was given, and where."""
     place = ""
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     for frame, line in walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") == make.__module__:
             place = f" ({frame.f_code.co_filename}, line {line})"
-    called = f"{make.__name__}{CONSTRUCTORS[kind]}, where {PASSED[kind]} and arguments are those of init_args"
-    advice = f"it takes {_signature(make)}: write a class that is called so and makes this one"
+    called = f"{make.__name__}{call}"
+    if call == CONSTRUCTORS[kind]:
+        called += f", where {PASSED[kind]} and arguments are those of init_args"
+    advice = f"it takes {_signature(make)}: {MAPPING[kind]}"
     return f"{kind} {name!r} is called as {called}, and its constructor failed: {_shortened(reason)}{place}; {advice}"
 
 

@@ -20,6 +20,7 @@ from lightning_llm.model.parts import (
     BUILT_IN,
     PARTIAL_ROPE,
     Part,
+    arguments_of,
     by_path,
     form_problems,
     is_positive,
@@ -29,6 +30,7 @@ from lightning_llm.model.parts import (
     part_problems,
     window_of_layer,
 )
+from lightning_llm.model.references import classes_in, reference_problems
 from lightning_llm.model.rope_scaling import scaling_problems
 from lightning_llm.ops.sizes import CHECKPOINT_LEVELS
 
@@ -190,12 +192,18 @@ class ModelConfig:
 
     @property
     def custom_parts(self) -> dict[str, str]:
-        """The kinds of parts that are not built in, and the import paths of their classes, which building imports."""
+        """The kinds of parts that are not built in, and the import paths of their classes, which building imports.
+
+        The classes of objects among their arguments have keys of their own.
+        """
         parts = {kind: (kind, getattr(self, kind)) for kind in BUILT_IN}
         for index, options in enumerate(self.layers or ()):
             parts |= {f"layers[{index}].{kind}": (kind, options[kind]) for kind in BUILT_IN if kind in options}
-        names = {key: (kind, name_of(part)) for key, (kind, part) in parts.items()}
-        return {key: name for key, (kind, name) in names.items() if name not in BUILT_IN[kind]}
+        custom = {key: part for key, (kind, part) in parts.items() if name_of(part) not in BUILT_IN[kind]}
+        found = {key: name_of(part) for key, part in custom.items()}
+        for key, part in custom.items():
+            found |= {f"{key}.init_args[{index}]": path for index, path in enumerate(classes_in(arguments_of(part)))}
+        return found
 
     @property
     def vocab_rows(self) -> int:
@@ -298,6 +306,11 @@ class ModelConfig:
 
     def _option_problems(self) -> Iterator[str]:
         problems = {kind: list(part_problems(kind, getattr(self, kind))) for kind in BUILT_IN}
+        fields = [field.name for field in dataclasses.fields(self)]
+        for kind in BUILT_IN:
+            part = getattr(self, kind)
+            if not problems[kind] and name_of(part) not in BUILT_IN[kind]:
+                problems[kind] += reference_problems(kind, arguments_of(part), fields)
         yield from (problem for of_kind in problems.values() for problem in of_kind)
         experts, chosen = (option_of("mlp", self.mlp, name) for name in ("num_experts", "top_k"))
         if experts is not None and not problems["mlp"] and chosen > experts:

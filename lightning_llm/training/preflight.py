@@ -26,6 +26,7 @@ from lightning_llm.io.units import decimal_size
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.initial_scales import one_of_each_kind, rules_in_words, scales_of_blocks, scales_of_table
+from lightning_llm.model.token_order import token_order_lines
 from lightning_llm.model.transformer import Transformer
 from lightning_llm.statistics.scales import differing_scales
 from lightning_llm.training.budget import optimizer_state_bytes
@@ -45,6 +46,9 @@ MINIMA: dict[str, tuple[int, str]] = {
     "min_steps": (0, "0 asks for none"),
     "min_epochs": (0, "0 asks for none"),
 }
+
+
+TOKEN_ORDER = "token order"  # the name of a check that training prints
 
 
 class Check(NamedTuple):
@@ -259,12 +263,14 @@ def _initial_values(model: Any) -> Iterator[Check]:
     try:
         blocks = one_of_each_kind(config, seed)
         lines = rules_in_words(blocks, config, seed)
+        ignored = token_order_lines(blocks, config)
         scales = scales_of_blocks(blocks, config)
     except ValueError as error:
         yield Check("initial values", "of a custom part", str(error))
         return
     lines += differing_scales(scales, scales_of_table(scales, config), "the table's")
     yield from (Check("initial values", line) for line in lines)
+    yield from (Check(TOKEN_ORDER, line) for line in ignored)
 
 
 def _compiler(model: Any, trainer: Any) -> Iterator[Check]:

@@ -35,6 +35,7 @@ from lightning_llm.data.mixture import fingerprint
 from lightning_llm.data.validated import LIMIT, is_whole
 from lightning_llm.measure.timer import interleave, num_threads
 from lightning_llm.model.initial_scales import one_of_each_kind, scales_of_blocks
+from lightning_llm.model.token_order import token_order_lines
 from lightning_llm.runs.code import PACKAGE, code_of
 from lightning_llm.statistics import pairing
 from lightning_llm.training.environment import environment_of
@@ -115,8 +116,13 @@ class FitDraft(Draft):
 
     @property
     def notes(self) -> list[str]:
-        """Lines about what variants with another optimizer or schedule have kept of the baseline's."""
-        return [line for variant in self.variants.values() for line in kept_lines(self.baseline, variant)]
+        """Lines about what variants have kept of the baseline's, and about custom parts and the order of tokens."""
+        lines = [line for variant in self.variants.values() for line in kept_lines(self.baseline, variant)]
+        for name, variant in self.variants.items():
+            if (config := variant.architecture).custom_parts:
+                blocks = one_of_each_kind(config, self.experiment.first_seed)
+                lines += [f"{titled(name)}: {line}" for line in token_order_lines(blocks, config)]
+        return lines
 
     def resolve(self, workers: int | None) -> ResolvedDraft:
         """Match the variants, and say what the plan holds of each."""
