@@ -55,6 +55,7 @@ class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
         chance: The metric of guessing at random; ``None``: not known, or no bound.
         scales: Those of its initial weights, by role.
         excused: Fields of summaries in which its runs may differ from the baseline's, because of what it changes.
+        unshared: What its pairs do not share, in words; empty: nothing.
     """
 
     steps: int | None = None
@@ -68,6 +69,7 @@ class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
     chance: float | None = None
     scales: dict[str, tuple[float, int]] | None = None
     excused: tuple[str, ...] = ()
+    unshared: str = ""
 
 
 class Replay(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ The file reads top to bottom, in Lightning's order:
 """
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from lightning_llm.data import batches
 from lightning_llm.data.batches import EvalBatches, Share, Starts, TrainBatches, WindowReader, limited_batches
 from lightning_llm.data.find_store import find_or_prepare
 from lightning_llm.data.mixture import MixtureSource, fingerprint, open_mixture, train_order, train_reader
+from lightning_llm.data.order import check_window
 from lightning_llm.data.prepare import DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE
 from lightning_llm.data.store_tokenizer import end_of_documents, open_tokenizer
 from lightning_llm.data.token_store import TokenStore
@@ -52,6 +54,7 @@ class TokenDataModule(LightningDataModule):
         micro_batch_size: Windows per forward pass of one device. Default: all of the device's share of a step.
         seed: Seed of the order of the training windows.
         eval_batch_size: Windows per forward pass of one device in validation and test. Default: the micro-batch size.
+        eval_context_length: Tokens per window in validation and test. Default: ``context_length``.
         num_workers: Processes that read training batches ahead. 0, reading in the training process, is fast enough.
         raw_dtype: ``uint16`` or ``uint32``: ``store`` has plain train.bin and val.bin, as nanoGPT writes them.
         predict_prompts: Texts that ``predict`` continues.
@@ -86,6 +89,7 @@ class TokenDataModule(LightningDataModule):
         predict_prompts: list[str] | None = None,
         mixture: dict[str, float] | None = None,
         document_mask: bool = False,
+        eval_context_length: int | None = None,
     ) -> None:
         super().__init__()
         text = {"corpus": corpus, "path": path, "store": store, "tokenizer": tokenizer, "vocab_size": vocab_size}
@@ -100,15 +104,17 @@ class TokenDataModule(LightningDataModule):
         self.predict_prompts = predict_prompts
         self.mixture = mixture
         self.document_mask = document_mask
+        self.eval_context_length = eval_context_length
         self.accumulation = 1
         self.loaded_state: dict[str, Any] = {}
         self._bytes: dict[Any, list[float | None]] = {}  # per validated token of each source, by limit
         raise_all(self._option_problems())
 
     def _option_problems(self) -> Iterator[str]:
-        for name in ("context_length", "global_batch_size", "micro_batch_size", "eval_batch_size"):
+        derived = ("micro_batch_size", "eval_batch_size", "eval_context_length")
+        for name in ("context_length", "global_batch_size", *derived):
             size = getattr(self, name)
-            is_derived = size is None and name in ("micro_batch_size", "eval_batch_size")
+            is_derived = size is None and name in derived
             if not is_derived and (not size or size < 1):
                 yield f"{name} must be at least 1, got {size}"
         vocab_size, path, store = (self._text[name] for name in ("vocab_size", "path", "store"))
@@ -125,7 +131,8 @@ class TokenDataModule(LightningDataModule):
     def options(self) -> dict[str, Any]:
         """The arguments that may change a result, by name."""
         names = ("context_length", "global_batch_size", "micro_batch_size", "seed", "eval_batch_size", "raw_dtype")
-        return {**self._text, **{name: getattr(self, name) for name in (*names, "mixture", "document_mask")}}
+        more = ("mixture", "document_mask", "eval_context_length")
+        return {**self._text, **{name: getattr(self, name) for name in (*names, *more)}}
 
     # ---- stores and their properties
 
@@ -169,6 +176,11 @@ class TokenDataModule(LightningDataModule):
         return self.store.bytes_per_token("val")
 
     @property
+    def eval_length(self) -> int:
+        """Tokens per window in validation and test."""
+        return self.eval_context_length or self.context_length
+
+    @property
     def tokens_per_step(self) -> int:
         """Targets of one optimizer step."""
         return self.global_batch_size * self.context_length
@@ -202,8 +214,7 @@ class TokenDataModule(LightningDataModule):
         """
         self._document_start()
         for split in _SPLITS.get(stage or "fit", ()):
-            for source in self.sources:
-                self._reader(source, split)
+            self._check_windows(split)
         if stage in (None, "fit", "validate"):
             self._serve_validated(self.trainer)
         if stage in (None, "fit"):
@@ -224,8 +235,8 @@ class TokenDataModule(LightningDataModule):
             "batch": lambda: self.micro_batches(trainer, trainer.world_size),
             "data": lambda: self.sources,
             "documents": self._document_start,
-            "train": lambda: [WindowReader(source.store, "train", self.context_length) for source in self.sources],
-            "val": lambda: [WindowReader(source.store, "val", self.context_length) for source in self.sources],
+            "train": lambda: self._check_windows("train"),
+            "val": lambda: self._check_windows("val"),
             "validation": lambda: self.validated(trainer) if asked_limit(trainer) != 0 else None,
             "epoch": lambda: self._train_length(trainer, self.micro_batches(trainer, trainer.world_size)),
         }
@@ -357,7 +368,7 @@ class TokenDataModule(LightningDataModule):
         """UTF-8 bytes per token of some windows of the validation text."""
         if self.tokenizer is None:
             return None
-        context = self.context_length
+        context = self.eval_length
         tokens = source.store.tokens("val")
         rows = [tokens[start : start + context + 1] for start in (windows * context).tolist()]
         around, end = self.tokenizer.boundaries, source.store.eos_token_id
@@ -410,7 +421,17 @@ class TokenDataModule(LightningDataModule):
         return batches.prompt_batches(self.tokenizer, self.predict_prompts[share.rank :: share.world_size])
 
     def _reader(self, source: MixtureSource, split: str) -> WindowReader:
-        return WindowReader(source.store, split, self.context_length, self._document_start())
+        """The windows of an evaluation."""
+        return WindowReader(source.store, split, self.eval_length, self._document_start())
+
+    def _check_windows(self, split: str) -> None:
+        """Refuse a split that is shorter than a window of it."""
+        lengths = {"context_length": self.context_length} if split == "train" else {}
+        name = "context_length" if self.eval_context_length is None else "eval_context_length"
+        lengths[name] = self.eval_length  # the training text is evaluated too
+        for source, (option, length) in itertools.product(self.sources, lengths.items()):
+            text = f"the {split} split of {source.store.path}"
+            check_window(len(source.store.tokens(split)), length, text, f"data.{option}")
 
     def _eval_batch_size(self) -> int:
         everything = max(1, self.global_batch_size // self._share().world_size)

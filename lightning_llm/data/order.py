@@ -101,7 +101,7 @@ class WindowOrder:
         return whole
 
 
-def check_window(num_tokens: int, context_length: int, text: str) -> None:
+def check_window(num_tokens: int, context_length: int, text: str, option: str = "data.context_length") -> None:
     """Refuse a text that is shorter than a window.
 
     Raises:
@@ -109,7 +109,7 @@ def check_window(num_tokens: int, context_length: int, text: str) -> None:
     """
     if num_tokens < context_length + 1:
         raise ValueError(
-            f"data.context_length {context_length} is too long for {text}: it has {num_tokens} tokens, a window and "
+            f"{option} {context_length} is too long for {text}: it has {num_tokens} tokens, a window and "
             f"its last target need {context_length + 1}; take more text or a shorter context"
         )
 

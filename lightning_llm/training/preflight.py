@@ -235,12 +235,13 @@ def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:
         )
         finding = f"{ids} ids in the data, {'as many' if vocab_size is None else vocab_size} in the model"
         yield Check("vocabulary", finding, problem if vocab_size is not None and vocab_size < ids else "")
-    if (tokens := data_attribute(data, "context_length")) is not None:
-        problem = (
-            f"data.context_length {tokens} is longer than architecture.max_position_embeddings {longest}: "
-            "shorten the one or raise the other"
-        )
-        yield Check("context", f"{tokens} tokens, the model takes {longest}", problem if tokens > longest else "")
+    for name in ("context_length", "eval_context_length"):
+        if (tokens := data_attribute(data, name)) is not None:
+            problem = (
+                f"data.{name} {tokens} is longer than architecture.max_position_embeddings {longest}: "
+                "shorten the one or raise the other"
+            )
+            yield Check("context", f"{tokens} tokens, the model takes {longest}", problem if tokens > longest else "")
 
 
 def _initial_weights(model: Any, data: Any) -> Iterator[Check]:
@@ -302,7 +303,8 @@ def _store(store: TokenStore) -> Check:
 def _texts(data: TokenDataModule, trainer: Any, problems: Mapping[str, str]) -> Iterator[Check]:
     for split in ("train", "val"):
         tokens = [source.store.splits[split].tokens for source in data.sources]
-        windows = sum(max(0, (number - 1) // data.context_length) for number in tokens)
+        length = data.context_length if split == "train" else data.eval_length
+        windows = sum(max(0, (number - 1) // length) for number in tokens)
         yield Check(f"{split} text", f"{sum(tokens):,} tokens, {windows:,} windows", problems.get(split, ""))
     if problem := problems.get("validation"):
         yield Check("validation", "of no window", problem)

@@ -101,13 +101,16 @@ def the_line(capsys):
         ({"variants": {"a": {LEVEL: 0}}}, f"a equals the baseline, which has the same {LEVEL}: leave it out"),
         ({"variants": {"a": RELU, "b": RELU}}, "b equals a"),
         ({"variants": {"a": {"data.tokenizer": "byte"}}}, "data.tokenizer: another tokenizer has other windows"),
-        ({"variants": {"a": {"data.context_length": 8}}}, "a changes data.context_length: a pair needs the same"),
+        ({"variants": {"a": {"data.context_length": 12}}}, "a changes data.context_length to 12, and the baseline has"),
         (
             {"variants": {"a": {"data.tokenizer": "byte"}}, "options": {"trainer.limit_val_batches": 1.0}},
             "data.tokenizer: losses per token cannot be compared",
         ),
         ({"variants": {"a": {"trainer.limit_val_batches": 1}}}, "a changes trainer.limit_val_batches"),
-        ({"variants": {"a": {"trainer.max_steps": 9}}}, "a changes trainer.max_steps: match says how many"),
+        (
+            {"variants": {"a": {"trainer.max_steps": 9}}},
+            "a has trainer.max_steps 9, which is 1.50 times the tokens of the baseline: give 6, or leave it out",
+        ),
         ({"variants": {"a": {INITIAL: 0.01}}}, f"a changes {INITIAL}: a pair starts from the same values"),
         ({"variants": {"a": RELU}, "options": {"trainer.limit_val_batches": 0}}, "there is no loss to compare"),
         ({"variants": {"a": RELU}, "options": {"trainer.fast_dev_run": True}}, "trainer.fast_dev_run"),
@@ -157,6 +160,53 @@ def test_runs_are_for_the_device_of_the_plan_and_tokenizers_are_compared_by_byte
     assert (trainer["accelerator"], trainer["devices"]) == (plan["accelerator"], 1)
 
 
+SCHEDULE = {"class_path": WARM_UP, "init_args": {"warmup_steps": 2, "decay_steps": 4}}
+LENGTHS = {
+    "context": {"data.context_length": 8},
+    "batch": {"data.global_batch_size": 4},
+    "steps": {"data.global_batch_size": 16, "trainer.max_steps": 3},
+}
+
+
+def test_context_batch_and_steps_may_vary_where_tokens_and_validation_windows_are_equal(folder, monkeypatch):
+    assert planned(monkeypatch, variants=LENGTHS, looks=[2], options={"model.schedule": SCHEDULE})() == 0
+    plan = json.loads(Path("out", PLAN).read_text())["variants"]
+    assert {name: plan[name]["steps"] for name in LENGTHS} == {"context": 12, "batch": 12, "steps": 3}
+    assert {plan[name]["ratio"] for name in LENGTHS} == {1.0}
+    configs = {
+        name: yaml.safe_load(Path("out", CONFIGS, f"{name}.yaml").read_text()) for name in ("baseline", *LENGTHS)
+    }
+    assert {
+        config["data"].get("eval_context_length") or config["data"]["context_length"] for config in configs.values()
+    } == {8}
+    assert {name: config["trainer"]["limit_val_batches"] for name, config in configs.items()} == {
+        "baseline": 2, "context": 2, "batch": 4, "steps": 1,
+    }  # fmt: skip
+    warmups = {name: config["model"]["schedule"]["init_args"]["warmup_steps"] for name, config in configs.items()}
+    assert warmups == {"baseline": 2, "context": 4, "batch": 4, "steps": 1}
+    own = {"own": {**LENGTHS["steps"], "model.schedule.init_args.warmup_steps": 2}}
+    options = {"model.schedule": SCHEDULE}
+    assert planned(monkeypatch, variants=own, looks=[2], out="own", options=options)() == 0
+    arguments = yaml.safe_load(Path("own", CONFIGS, "own.yaml").read_text())["model"]["schedule"]["init_args"]
+    assert (arguments["warmup_steps"], arguments["decay_steps"]) == (2, 2)  # its own stays, in its own steps
+
+
+@pytest.mark.slow
+def test_pairs_of_other_lengths_validate_the_same_windows(folder):
+    experiment = {"baseline": "base.yaml", "variants": LENGTHS, "looks": [2], "out": "out"}
+    (folder / "exp.yaml").write_text(yaml.safe_dump(experiment))
+    assert start(folder, "run", "exp.yaml", "--workers", "2").wait() == 0, (folder / "out.txt").read_text()
+    results = load_experiment(folder / "out").results
+    summaries = {key.name: result.summary for key, result in results.items() if key.seed == 1}
+    assert {summary["tokens"] for summary in summaries.values()} == {6 * 8 * 16}
+    assert len({summary["validation_batches"] for summary in summaries.values()}) == 1
+    batches = {name: summary["batches"] for name, summary in summaries.items()}
+    assert batches["baseline"] == batches["batch"] == batches["steps"] != batches["context"]  # the order of windows
+    said = (folder / "out.txt").read_text()
+    assert "context: its pairs share the validation windows, of 8 tokens, and no training batches" in said
+    assert "in batches of 4 windows in place of 8." in said
+
+
 def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     run = planned(monkeypatch, variants={"relu": RELU}, looks=[2], match="flops")
     assert run("--trainer.gradient_clip_val", "0.5", "--workers", "1") == 0
@@ -183,9 +233,6 @@ def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):
     shutil.rmtree(Path("out", "runs"))
     assert run() == 0  # nothing has come of it: the new plan is in place of it
     assert json.loads(Path("out", PLAN).read_text()) != plan
-
-
-SCHEDULE = {"class_path": WARM_UP, "init_args": {"warmup_steps": 2, "decay_steps": 4}}
 
 
 def test_a_plan_matched_by_time_has_the_interval_and_scales_the_schedule(folder, monkeypatch):

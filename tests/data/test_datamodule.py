@@ -136,6 +136,29 @@ def store(make_store):
 # ---- what it serves
 
 
+def test_windows_of_an_evaluation_do_not_depend_on_the_context_of_training(store):
+    def targets(data):
+        model = Recorder()
+        make_trainer().validate(model, data, verbose=False)
+        return [batch["targets"] for batch in model.evaluated[0]]
+
+    short, long = (make_data(store, context_length=length, eval_context_length=5) for length in (5, 20))
+    assert [rows.shape for rows in targets(short)] == [(8, 5), (8, 5), (3, 5), (1, 4)]  # 99 targets
+    for mine, others in zip(targets(short), targets(long), strict=True):
+        assert torch.equal(mine, others)
+    assert long.tokens_per_step == 8 * 20
+    assert next(iter(fit(long, max_steps=1).steps.values())) == next(
+        iter(fit(make_data(store, context_length=20), max_steps=1).steps.values())
+    )
+
+
+def test_a_window_of_an_evaluation_must_fit_too(store):
+    with pytest.raises(ValueError, match=r"data\.eval_context_length 100 is too long for the val split"):
+        make_data(store, eval_context_length=100).setup("validate")
+    with pytest.raises(ValueError, match="eval_context_length must be at least 1, got 0"):
+        make_data(store, eval_context_length=0)
+
+
 def test_without_a_trainer_it_serves_one_epoch(store):
     data = make_data(store, micro_batch_size=4)
     data.prepare_data()

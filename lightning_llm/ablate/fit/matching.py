@@ -22,6 +22,7 @@ from lightning_llm.optim.schedules import SCHEDULES, Schedule
 
 MAX_STEPS = "trainer.max_steps"
 SCHEDULE = "model.schedule"
+UNEQUAL = 0.01  # how far from equal the cost of a variant with steps of its own may be, as a share
 CLOSE = 0.005  # how far apart equal numbers of parameters may be, as a share
 _LARGEST = 64  # times the option's value, where a solution is looked for
 
@@ -40,8 +41,13 @@ class Matched:
 
 
 def match_tokens(base: Variant, variant: Variant, solved: str | None) -> Matched:
-    """Nothing is changed."""
-    return Matched()
+    """The steps, scaled by the tokens of a step; nothing, where these are equal.
+
+    Raises:
+        ValueError: The variant gives steps of its own, with other tokens, or the schedule cannot be scaled.
+    """
+    scale = base.data.tokens_per_step / variant.data.tokens_per_step
+    return Matched(scaled_options(Tokens.name, variant, base.steps, scale))
 
 
 def match_flops(base: Variant, variant: Variant, solved: str | None) -> Matched:
@@ -61,8 +67,10 @@ def match_time(base: Variant, variant: Variant, solved: str | None) -> Matched:
     """The steps, scaled by a timing, unless the ratio of the times cannot be distinguished from 1.
 
     Raises:
-        ValueError: The schedule cannot be scaled.
+        ValueError: The schedule cannot be scaled, or the variant gives steps of its own.
     """
+    if variant.steps != base.steps:
+        raise ValueError(f"{variant.name} changes {MAX_STEPS}, which match: {Time.name} sets: leave it out")
     scaled_options(Time.name, variant, base.steps, 2.0)  # it can be scaled: timing takes a while
     *_, (first, second) = cost.time_pair(base, variant)
     ratio = second.ratio_to(first)
@@ -73,13 +81,14 @@ def match_time(base: Variant, variant: Variant, solved: str | None) -> Matched:
 
 
 def match_parameters(base: Variant, variant: Variant, solved: str | None) -> Matched:
-    """One option, solved for.
+    """One option, solved for; the steps as :func:`match_tokens`.
 
     Raises:
         ValueError: No value of it gives as many parameters.
     """
     assert solved is not None
-    return Matched({solved: _solve(solved.removeprefix(ARCHITECTURE_PREFIX), base, variant)})
+    found = _solve(solved.removeprefix(ARCHITECTURE_PREFIX), base, variant)
+    return Matched({**match_tokens(base, variant, solved).options, solved: found})
 
 
 # The baseline, the variant, and the option that is solved for, if the rule solves for one
@@ -115,9 +124,17 @@ def scaled_options(match: str, variant: Variant, steps: int, scale: float) -> di
         scale: For all of them; they are rounded to the nearest, and at least 1.
 
     Raises:
-        ValueError: The schedule has steps that cannot be scaled, since their meaning is not known.
+        ValueError: The schedule has steps that cannot be scaled, since their meaning is not known; or the variant gives
+            another number of steps.
     """
     scaled = max(1, round(steps * scale))
+    if variant.steps != steps:
+        share = variant.steps / (steps * scale)
+        if abs(share - 1) > UNEQUAL:
+            advice = f"give {scaled}, or leave it out: match: {match} sets it"
+            what = f"{share:.2f} times the {match} of the baseline"
+            raise ValueError(f"{variant.name} has {MAX_STEPS} {variant.steps}, which is {what}: {advice}")
+        scaled = variant.steps
     if scaled == steps:
         return {}
     schedule = variant.model.schedule

@@ -12,15 +12,23 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from lightning_llm.ablate.experiment import Experiment
-from lightning_llm.ablate.fit.comparability import excused_fields, kept_lines, refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.fit.comparability import (
+    aligned_options,
+    excused_fields,
+    kept_lines,
+    refuse_incomparable,
+    refuse_unsuitable,
+    unshared,
+)
 from lightning_llm.ablate.fit.cost import TrainingSteps, flops_of, parameters_of
-from lightning_llm.ablate.fit.matching import MATCHING, Matched, facts_of
+from lightning_llm.ablate.fit.matching import MATCHING, MAX_STEPS, Matched, facts_of
 from lightning_llm.ablate.fit.program import MAIN, Fit
 from lightning_llm.ablate.fit.variant import ReadVariant, Variant
 from lightning_llm.ablate.matching import MATCHES
@@ -97,11 +105,13 @@ class FitDraft(Draft):
 
     Attributes:
         variants: The baseline and the variants, by name.
+        aligned: Options that let some of them validate the same windows as the others.
         reader: What has read them.
         code_of_baseline: The hash of the code of the baseline alone.
     """
 
     variants: dict[str, Variant]
+    aligned: dict[str, dict[str, Any]]
     reader: Reader
     code_of_baseline: str
 
@@ -129,7 +139,7 @@ class FitDraft(Draft):
         base = self.baseline
         accelerator = base.trainer.strategy.root_device.type
         threads = threads_for(accelerator, torch.cuda.device_count(), TrainingSteps(base).run_bytes(), workers)
-        variants, matched = match_variants(self.experiment, self.variants, self.reader, threads)
+        variants, matched = match_variants(self.experiment, self.variants, self.reader, threads, self.aligned)
         configs = configs_of(variants)
         return ResolvedDraft(
             threads=threads,
@@ -197,12 +207,16 @@ def read_variants(experiment: Experiment, arguments: Sequence[str], read: ReadVa
         refuse_incomparable(base, variant, metrics)
         _check_grid(experiment, variant, reader, checked_values)
         variants[name] = variant
+    aligned = aligned_options(variants)
+    for name, own in aligned.items():
+        variants[name] = reader(name, {**experiment.variants.get(name, {}), **own})
     return FitDraft(
         program=Fit.name,
         experiment=experiment,
         options={name: variant.options for name, variant in variants.items()},
         code=_code_of(variants),
         variants=variants,
+        aligned=aligned,
         reader=reader,
         code_of_baseline=code_of_baseline,
     )
@@ -228,7 +242,11 @@ def _check_grid(experiment: Experiment, variant: Variant, reader: Reader, checke
 
 
 def match_variants(
-    experiment: Experiment, variants: Mapping[str, Variant], reader: Reader, threads: int
+    experiment: Experiment,
+    variants: Mapping[str, Variant],
+    reader: Reader,
+    threads: int,
+    aligned: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[dict[str, Variant], dict[str, Matched]]:
     """The variants with the options that match them with the baseline, and what matches each of them.
 
@@ -237,6 +255,7 @@ def match_variants(
         variants: As they were read, with the baseline.
         reader: What has read them.
         threads: Of the runs.
+        aligned: Further options of theirs, as of ``comparability.aligned_options``.
 
     Raises:
         ValueError: One of them cannot be matched.
@@ -247,15 +266,31 @@ def match_variants(
     with num_threads(threads if rule.is_timed else torch.get_num_threads()):
         for name, options in experiment.variants.items():
             matched[name] = MATCHING[rule.name](variants[BASELINE], variants[name], experiment.solved)
+            if MAX_STEPS in options:  # its own steps of the schedule are in terms of these, and stay
+                own = [_plain(option) for option in options]
+                kept = {option: value for option, value in matched[name].options.items() if not _is_in(option, own)}
+                matched[name] = dataclasses.replace(matched[name], options=kept)
             new_options = matched[name].options
             if not new_options:
                 continue
             own_options = {option: value for option, value in options.items() if option not in new_options}
+            own_options |= aligned.get(name, {})
             if rule.is_solved and (sizing := variants[name].trainer.sizing) is not None:
                 # size would work around the solved option, with another shape: the options stay as it set them
                 own_options |= {**sizing.options, **dict.fromkeys(SIZE_OPTIONS)}
             found[name] = reader(name, {**own_options, **new_options})  # they come last: later arguments override
     return found, matched
+
+
+def _plain(option: str) -> str:
+    """An option of a class, as it is written without ``init_args``."""
+    return option.replace(".init_args.", ".")
+
+
+def _is_in(option: str, own: Sequence[str]) -> bool:
+    """Whether a variant gives an option, or the class that it belongs to."""
+    plain = _plain(option)
+    return any(plain == each or plain.startswith(f"{each}.") for each in own)
 
 
 def planned_variants(
@@ -278,6 +313,7 @@ def planned_variants(
             chance=chance_of(variant, experiment.metric),
             scales=_scales(variant, experiment.first_seed),
             excused=excused_fields(base, variant, experiment.variants.get(name, {})),
+            unshared=unshared(base, variant),
         )
     return {**planned, NULL: msgspec.structs.replace(planned[BASELINE], excused=(pairing.NULL_VALUES,))}
 

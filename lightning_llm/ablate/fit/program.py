@@ -15,14 +15,12 @@ from lightning_llm.io.untrusted import read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
-from lightning_llm.statistics import pairing
 from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
 
 MAIN = "fit.py"  # in the tree: what a run executes. Its folder comes first in the path of imports
 NUMBERS = (*LOSSES, TRAIN_LOSS_EVAL, "seconds", "peak_memory_gib", "steps", "tokens")
 
 CURVES = (TRAIN_LOSS, VAL_LOSS)
-OTHER_MIXTURE = "its pairs share the validation windows, and no training batches"
 
 
 class Windows(msgspec.Struct, frozen=True):
@@ -101,13 +99,9 @@ class Fit(Program):
         return msgspec.to_builtins(windows)  # type: ignore[no-any-return]
 
     def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
-        """A line for each variant whose pairs do not share their training batches."""
-        alone = [
-            name
-            for name, planned in self.plan.record.variants.items()
-            if pairing.BATCHES in planned.excused and pairing.VALIDATION_BATCHES not in planned.excused
-        ]
-        return [f"{name}: {OTHER_MIXTURE}." for name in alone]
+        """A line for each variant whose pairs do not share all that those of others do."""
+        planned = self.plan.record.variants
+        return [f"{name}: {each.unshared}." for name, each in planned.items() if each.unshared]
 
     def start_measuring(self, log: Path) -> Process:
         """Start ``ablate measure`` with the code of the tree."""

@@ -2,10 +2,19 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from lightning_llm.ablate.fit.comparability import excused_fields, kept_lines, refuse_incomparable, refuse_unsuitable
+from lightning_llm.ablate.fit.comparability import (
+    aligned_options,
+    excused_fields,
+    kept_lines,
+    refuse_incomparable,
+    refuse_unsuitable,
+    unshared,
+)
 from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.data.validated import Validated
 from lightning_llm.statistics import pairing
 
 
@@ -13,21 +22,28 @@ class Data(TokenDataModule):
     """A module that knows its validation text only."""
 
     sources, bytes_per_token = [], 1.0
+    context_length, global_batch_size, eval_context_length = 16, 4, None
 
     def __init__(self):
         pass
+
+    def validated(self, trainer):
+        windows = 1600 // self.eval_length
+        return Validated([np.arange(windows)], windows)
 
 
 def variant(name="variant", *, data=None, trainer=None, architecture=None, text=(1000, 3), bytes_per_token=1.0):
     counts = SimpleNamespace(bytes=text[0], documents=text[1])
     module = Data()
-    module.sources = [SimpleNamespace(store=SimpleNamespace(splits={"val": counts}))]
+    vars(module).update({key: value for key, value in (data or {}).items() if hasattr(Data, key)})
+    module.sources = [SimpleNamespace(store=SimpleNamespace(splits={"val": counts}, tokenizer_sha256="1"))]
     module.bytes_per_token = bytes_per_token
     return SimpleNamespace(
         name=name,
         options={"data": data or {}, "trainer": trainer or {}},
         architecture=SimpleNamespace(**{"initializer_range": 0.02, "mup": None, **(architecture or {})}),
         data=module,
+        trainer=None,
         steps=10,
     )
 
@@ -39,8 +55,9 @@ def variant(name="variant", *, data=None, trainer=None, architecture=None, text=
         ({"data": {"seed": 2}}, "changes data.seed: a pair needs the same batches and validation text"),
         ({"data": {"tokenizer": "char"}}, "changes data.tokenizer: losses per token cannot be compared"),
         ({"data": {"tokenizer": "char"}, "text": (999, 3)}, "changes data.tokenizer: a pair needs the same batches"),
-        ({"trainer": {"max_steps": 20}}, "changes trainer.max_steps: match says how many steps"),
-        ({"data": {"seed": 2}, "trainer": {"max_steps": 20}}, "changes data.seed: a pair needs the same batches"),
+        ({"trainer": {"max_epochs": 2}}, "changes trainer.max_epochs: a pair needs the same batches"),
+        ({"data": {"eval_context_length": 8}}, "changes data.eval_context_length: a pair needs the same batches"),
+        ({"data": {"context_length": 24}}, "changes data.context_length to 24, and the baseline has 16: one must be a"),
         ({"trainer": {"capture": True}}, "changes trainer.capture: times of a captured and of another step"),
         ({"trainer": {"limit_val_batches": 2}}, "changes trainer.limit_val_batches: a pair needs the same batches"),
     ],
@@ -68,15 +85,58 @@ def test_the_shares_of_a_mixture_may_change_but_not_its_stores():
     base = variant("baseline", data={"mixture": {"a": 0.7, "b": 0.3}})
     other = variant(data={"mixture": {"a": 0.0, "b": 1.0}})
     refuse_incomparable(base, other, ["val_loss"])
-    for each in (base, other):
-        each.data.sources[0].store.tokenizer_sha256 = "1"
     assert excused_fields(base, other, {}) == (pairing.BATCHES,)
     assert excused_fields(base, base, {}) == ()
     other.options["model"] = base.options["model"] = {}
     assert kept_lines(base, other) == ["variant: its pairs share the validation windows, and no training batches"]
+    assert kept_lines(base, base) == []
     for mixture in ({"a": 0.7, "c": 0.3}, {"b": 0.4, "a": 0.6}, {"a": 1.0}):  # other windows, or in another order
         with pytest.raises(ValueError, match=r"changes data\.mixture: a pair needs the same batches"):
             refuse_incomparable(base, variant(data={"mixture": mixture}), ["val_loss"])
+
+
+def test_all_variants_validate_windows_of_the_shortest_context():
+    variants = {"baseline": variant("baseline"), "long": variant(data={"context_length": 64}), "same": variant()}
+    assert aligned_options(variants) == {"long": {"data.eval_context_length": 16}}
+    variants["short"] = variant(data={"context_length": 8})
+    refuse_incomparable(variants["baseline"], variants["short"], ["val_loss"])
+    assert aligned_options(variants) == {name: {"data.eval_context_length": 8} for name in ("baseline", "long", "same")}
+    given = {"eval_context_length": 4}  # what the user chose stays
+    chosen = {"baseline": variant("baseline", data=given), "long": variant(data={"context_length": 64, **given})}
+    assert aligned_options(chosen) == {}
+    assert excused_fields(variants["baseline"], variants["long"], {}) == (pairing.BATCHES,)
+    variants["long"].data.eval_context_length = 16
+    assert unshared(variants["baseline"], variants["long"]) == (
+        "its pairs share the validation windows, of 16 tokens, and no training batches: "
+        "contexts of 64 tokens in place of 16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "limit"),
+    [
+        (8, 16, 3),  # 6 × 4 windows
+        (5, 16, 0.24),  # 24 of 100 windows: no whole number of batches
+        (8, 8, 3),
+        (5, 8, 0.12),  # 24 of 200 windows
+    ],
+)
+def test_a_limit_in_batches_counts_as_many_windows_with_a_batch_of_another_size(batch, context, limit):
+    base = variant("baseline", trainer={"limit_val_batches": 6})
+    other = variant(data={"global_batch_size": batch, "context_length": context}, trainer={"limit_val_batches": 6})
+    refuse_incomparable(base, other, ["val_loss"])
+    assert aligned_options({"baseline": base, "other": other})["other"]["trainer.limit_val_batches"] == limit
+    assert excused_fields(base, other, {}) == (pairing.BATCHES,)
+
+
+def test_a_batch_of_another_size_keeps_the_order_of_the_windows():
+    base, other = variant("baseline"), variant(data={"global_batch_size": 8})
+    assert aligned_options({"baseline": base, "other": other}) == {}
+    assert unshared(base, other) == (
+        "its pairs share the validation windows and the order of the training windows, in batches of 8 windows in "
+        "place of 4"
+    )
+    assert unshared(base, variant()) == ""
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ SIZES = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_atten
 WIDTH = "model.architecture.intermediate_size"
 
 
-def variant(name, steps=100, schedule=None, given=None, **options):
-    data = SimpleNamespace(vocab_size=50, tokens_per_step=256, context_length=16)
+def variant(name, steps=100, schedule=None, given=None, tokens=256, **options):
+    data = SimpleNamespace(vocab_size=50, tokens_per_step=tokens, context_length=16)
     trainer = SimpleNamespace(max_steps=steps, precision="32-true")
     model = SimpleNamespace(architecture=ModelConfig(**SIZES, **options), schedule=schedule)
     return Variant(name, {"model": {"schedule": given}}, model, data, trainer)
@@ -50,6 +50,24 @@ BASE, GELU, WIDE = variant("baseline"), variant("gelu", mlp="gelu"), variant("wi
 def test_tokens_change_nothing():
     assert matched("tokens", None, BASE, WIDE) == Matched()
     assert closeness("tokens", BASE, WIDE) == 1.0
+
+
+@pytest.mark.parametrize("match", ["tokens", "flops"])
+def test_steps_follow_the_tokens_of_a_step_and_the_schedule_follows_the_steps(match):
+    half = variant("half", tokens=512, schedule=WarmupLinear(warmup_steps=20))
+    assert matched(match, None, BASE, half).options == {
+        "trainer.max_steps": 50,
+        "model.schedule.init_args.warmup_steps": 10,
+    }
+    own = variant("own", steps=50, tokens=512)
+    assert matched(match, None, BASE, own).options == {"trainer.max_steps": 50}
+    with pytest.raises(ValueError, match=rf"own has trainer\.max_steps 60, which is 1\.20 times the {match} of"):
+        matched(match, None, BASE, variant("own", steps=60, tokens=512))
+
+
+def test_a_variant_has_no_steps_of_its_own_where_time_is_equal():
+    with pytest.raises(ValueError, match=r"own changes trainer\.max_steps, which match: time sets: leave it out"):
+        matched("time", None, BASE, variant("own", steps=50))
 
 
 def test_flops_scale_the_steps():
