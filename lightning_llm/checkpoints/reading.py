@@ -21,6 +21,7 @@ from lightning_llm.checkpoints.schema import (
     FORMAT,
     LIGHTNING,
     RESUME,
+    RESUME_PLAIN,
     WEIGHTS,
     check_content,
     trained_tokenizer,
@@ -70,24 +71,28 @@ def _validated(
     return content
 
 
-def check_run_checkpoint(path: str | os.PathLike[str], *, is_described: bool = True) -> dict[str, Any]:
+def check_run_checkpoint(
+    path: str | os.PathLike[str], *, is_described: bool = True, is_plain: bool = False
+) -> dict[str, Any]:
     """Check that a run can resume from a file, without reading its tensors.
 
     Args:
         path: The checkpoint.
         is_described: Whether its architecture describes all its weights, and it holds the state of token data: not if
             model or data are of the user's own classes.
+        is_plain: Whether the model is no ``LanguageModel``, which has no architecture.
 
     Returns:
-        The part under ``FORMAT``, which this project adds to Lightning's.
+        The part under ``FORMAT``, which ``LanguageModel`` adds to Lightning's; empty without it.
 
     Raises:
         ValueError: As :func:`read_checkpoint`, or the file is not the checkpoint of a run.
     """
-    content = read_checkpoint(path, mmap=True, needs=(*RESUME, "TokenDataModule") if is_described else RESUME)
-    if is_described:
+    needs = RESUME_PLAIN if is_plain else (*RESUME, "TokenDataModule") if is_described else RESUME
+    content = read_checkpoint(path, mmap=True, needs=needs)
+    if is_described and not is_plain:
         check_described(content, path)
-    return dict(content[FORMAT])
+    return dict(content.get(FORMAT, {}))
 
 
 def load_transformer(

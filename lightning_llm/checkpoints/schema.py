@@ -32,6 +32,7 @@ ARCHITECTURE = "hyper_parameters.architecture"
 WEIGHTS = ("state_dict", ARCHITECTURE, FORMAT)
 LIGHTNING = ("state_dict", VERSION, "global_step")  # before it calls any of our code
 RESUME = (*WEIGHTS, *LIGHTNING, "loops", "callbacks", "optimizer_states", "lr_schedulers")
+RESUME_PLAIN = tuple(name for name in RESUME if name not in (ARCHITECTURE, FORMAT))  # of a plain LightningModule
 PLAIN_LOOP = ("model", "optimizer", "iteration")
 
 

@@ -12,7 +12,7 @@ from traceback import walk_tb
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_llm.cli.command_line import given_option, option_values
@@ -26,7 +26,7 @@ from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.module import LanguageModel
 
 BASES: dict[str, tuple[type, type, str]] = {  # section: what a class must derive from, the default, which may be given
-    "model": (LanguageModel, LanguageModel, "a subclass of LanguageModel"),
+    "model": (LightningModule, LanguageModel, "any LightningModule"),
     "data": (LightningDataModule, TokenDataModule, "any LightningDataModule"),
 }
 

@@ -63,7 +63,7 @@ from lightning_llm.training.environment import choose_precision, keep_freed_memo
 from lightning_llm.training.initial_weights import check_trust
 from lightning_llm.training.launcher import starts_inside
 from lightning_llm.training.module import LanguageModel
-from lightning_llm.training.preflight import TOKEN_ORDER
+from lightning_llm.training.preflight import PLAIN_MODULE, TOKEN_ORDER
 from lightning_llm.training.quiet import quieten
 from lightning_llm.training.trainer import Trainer
 
@@ -205,7 +205,9 @@ class TrainingCLI(LightningCLI):
             read_outline(self.checkpoint, LIGHTNING)
             return {}
         is_described = not any(map(custom_classes.is_custom_class, self.classes.values()))
-        return dict(check_resumable(self.checkpoint, is_described=is_described).get(EXECUTION, {}))
+        is_plain = not issubclass(self.classes["model"], LanguageModel)
+        of_model = {"is_described": is_described, "is_plain": is_plain}
+        return dict(check_resumable(self.checkpoint, **of_model).get(EXECUTION, {}))
 
     def _check_init_from(self) -> None:
         """Refuse code in the source of the initial weights, which a resumed run does not read."""
@@ -258,7 +260,7 @@ class TrainingCLI(LightningCLI):
         if trainer.is_global_zero:
             checks = trainer.preflight(self.model, self.datamodule)
             raise_all(check.problem for check in checks if check.problem)
-            for line in (check.finding for check in checks if check.name == TOKEN_ORDER):
+            for line in (check.finding for check in checks if check.name in (TOKEN_ORDER, PLAIN_MODULE)):
                 rank_zero_print(f"lightning-llm fit: {line}")
         if trainer.num_nodes > 1 and trainer.local_rank == 0:
             print(jobs.waiting_line(trainer), file=sys.stderr)

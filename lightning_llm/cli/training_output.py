@@ -28,6 +28,7 @@ from lightning_llm.training.callbacks.summary_file import callback_of, write_sum
 from lightning_llm.training.callbacks.throughput import TrainingLog
 from lightning_llm.training.distributed import is_sharded
 from lightning_llm.training.metrics import TRAIN_LOSS_EVAL, VAL_LOSS
+from lightning_llm.training.module import LanguageModel
 from lightning_llm.training.preflight import Check
 from lightning_llm.training.run_length import total_steps
 
@@ -106,7 +107,7 @@ class TrainingSummary(Callback):
             return
         newest = Path(summary["checkpoint"]) if summary["checkpoint"] else None
         self._print_results(run, newest, summary, seconds)
-        if not is_sharded(model):  # no process could generate alone
+        if isinstance(model, LanguageModel) and not is_sharded(model):  # no process could generate alone
             print_sample(self.console, model, data)
         if run is not None:
             self._print_next(run, model, data, is_saved=newest is not None)
@@ -144,7 +145,8 @@ class TrainingSummary(Callback):
         if summary[VAL_LOSS] is not None:
             loss = summary[VAL_LOSS]
             perplexity = summary["perplexity"]
-            results = [f"validation loss {loss:.4f} nats/token", f"perplexity {perplexity:.2f}"]
+            results = [f"validation loss {loss:.4f}{'' if perplexity is None else ' nats/token'}"]
+            results += [] if perplexity is None else [f"perplexity {perplexity:.2f}"]
         results += [f"{bits:.4f} bits/byte"] if bits is not None and math.isfinite(bits) else []
         results += [f"training text {summary[TRAIN_LOSS_EVAL]:.4f}"] if summary[TRAIN_LOSS_EVAL] is not None else []
         done = summary["steps"] - self._first_step
@@ -209,8 +211,10 @@ def _console() -> Console:
 
 
 def _describe_model(model: Any) -> str:
-    config = model.transformer.config
     parameters = dict(model.named_parameters())
+    if not isinstance(model, LanguageModel):
+        return f"{path_of(type(model))}: {sum(p.numel() for p in parameters.values()):,} parameters"
+    config = model.transformer.config
     embedding = sum(p.numel() for name, p in parameters.items() if "embed" in name or "lm_head" in name)
     name = f"{path_of(type(model))}: " if is_custom_class(type(model)) else ""
     count = f"{sum(p.numel() for p in parameters.values()):,} parameters ({embedding:,} in embedding and head)"

@@ -257,12 +257,17 @@ def checkpoint_in(run: Path, log: Callable[[str], object] = _to_stderr, *, prefe
     raise ValueError(f"every checkpoint of {run} is truncated or damaged: {names}")
 
 
-def check_resumable(checkpoint: Path, *, is_described: bool = True) -> dict[str, Any]:
-    """Check by ``checkpoints.reading.check_run_checkpoint``; the error names the newest that can be resumed."""
+def check_resumable(checkpoint: Path, **of_model: bool) -> dict[str, Any]:
+    """Check by ``checkpoints.reading.check_run_checkpoint``; the error names the newest that can be resumed.
+
+    Args:
+        checkpoint: Its path.
+        of_model: Arguments of the check.
+    """
     from lightning_llm.checkpoints.reading import check_run_checkpoint
 
     try:
-        return check_run_checkpoint(checkpoint, is_described=is_described)
+        return check_run_checkpoint(checkpoint, **of_model)
     except ValueError as error:
         problem = error
     others: list[Path] = []
@@ -273,7 +278,7 @@ def check_resumable(checkpoint: Path, *, is_described: bool = True) -> dict[str,
         if other == checkpoint:
             continue
         try:
-            check_run_checkpoint(other, is_described=is_described)
+            check_run_checkpoint(other, **of_model)
         except ValueError:
             continue
         raise ValueError(f"{problem}; the newest that can be resumed: --ckpt_path {other}") from problem

@@ -15,6 +15,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_llm.accounting.step_settings import divisor
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
@@ -48,7 +49,8 @@ MINIMA: dict[str, tuple[int, str]] = {
 }
 
 
-TOKEN_ORDER = "token order"  # the name of a check that training prints
+TOKEN_ORDER, PLAIN_MODULE = "token order", "model"  # names of checks that training prints
+LEFT_OUT = "no LanguageModel: no memory or FLOPs in advance, bits per byte, samples, generate, evaluate, or export"
 
 
 class Check(NamedTuple):
@@ -191,6 +193,9 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
         yield from map(_store, (source.store for source in data.sources))
     else:
         yield Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
+    if getattr(model, "architecture", None) is None:  # a plain LightningModule
+        yield from _of_plain_module(model, data, trainer, problems)
+        return
     vocab_size = model.architecture.vocab_size or data_attribute(data, "vocab_size")
     if vocab_size is None:
         yield from _fit_together(model.architecture, data)
@@ -223,6 +228,21 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
     if is_token_data:
         yield from _steps(data, trainer, problems)
     yield from _memory_and_disk(model, transformer, weights, trainer, folder)
+
+
+def _of_plain_module(model: Any, data: Any, trainer: Any, problems: Mapping[str, str]) -> Iterator[Check]:
+    """What can be known of a module that is no ``LanguageModel``, and what is left out of its runs."""
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    problem = ""
+    for method in ("training_step", "configure_optimizers"):
+        if not is_overridden(method, model):
+            problem = problem or f"model.class_path {name} has no {method}, which training calls: add it"
+    yield Check(PLAIN_MODULE, f"{name}; {LEFT_OUT}", problem)
+    if isinstance(data, TokenDataModule):
+        yield from _texts(data, trainer, problems)
+        yield _batch(data, trainer, problems)
+    yield from _devices(trainer)
+    yield _precision(trainer)
 
 
 def _fit_together(architecture: ModelConfig, data: Any) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 
 from lightning_llm.accounting.sizing import Sizing
 from lightning_llm.checkpoints.reading import read_checkpoint
-from lightning_llm.checkpoints.schema import RESUME
+from lightning_llm.checkpoints.schema import RESUME, RESUME_PLAIN
 from lightning_llm.io.options import raise_all
 from lightning_llm.runs.directory import CHECKPOINTS, RunDirectory
 from lightning_llm.training.callbacks.dashboard import Dashboard, RunLogger
@@ -229,7 +229,8 @@ class Trainer(pl.Trainer):
         """
         self.checks = self.preflight(model, datamodule)
         if ckpt_path is not None:
-            step = read_checkpoint(ckpt_path, mmap=True, needs=RESUME)["global_step"]
+            needs = RESUME_PLAIN if getattr(model, "architecture", None) is None else RESUME
+            step = read_checkpoint(ckpt_path, mmap=True, needs=needs)["global_step"]
             self.checks.append(Check("checkpoint", f"step {step}: {ckpt_path}"))
 
     def preflight(self, model: Any, datamodule: Any) -> list[Check]:

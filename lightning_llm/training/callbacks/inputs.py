@@ -7,7 +7,8 @@
 ``initial_rules``       the parameters that the constructor of a custom part set (``kept``), and those that start
                         smaller since they write to the residual stream (``residual``)
 ``initial_scales``      by role of a matrix, its scale and the number of its elements (``model.initial_scales``)
-``batches``             of the token ids and targets of all training sequences so far, each with its number in the run
+``batches``             of the token ids and targets of all training sequences so far, each with its number in the run;
+                        of batches of another form, of all tensors of each batch
 ``batches_at``          the same after certain steps, and at the end: two runs of other lengths can compare their common
                         part
 ``validation_batches``  of those of the last validation, in any order
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from lightning_llm.checkpoints.loop_state import micro_batch_of_step, step_is_complete
@@ -101,7 +103,8 @@ class InputHashes(Callback):
         replicas = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
         micro = trainer.global_step * trainer.accumulate_grad_batches + micro_batch_of_step(trainer)
         if (parts := _parts(batch)) is None:
-            self._sum = self.batches = None
+            number = micro * replicas["num_replicas"] + replicas["rank"]
+            self._add_other(_hash_of_other(batch, number), pl_module.device)
             return
         ids, targets = parts
         first = (micro * replicas["num_replicas"] + replicas["rank"]) * len(ids)
@@ -126,6 +129,14 @@ class InputHashes(Callback):
             self._at = {place: part for place, part in self._at.items() if is_kept(place, step)}
             self._at[step] = self._sum
 
+    def _add_other(self, hashes: Tensor | None, device: torch.device) -> None:
+        """Add the hash of a batch of another form; without one, those of the run are not known."""
+        if hashes is None:
+            self._sum = self.batches = None
+        else:
+            hashes = hashes.to(device)
+            self._step = hashes if self._step is None else self._step + hashes
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = self._read_training(trainer)
 
@@ -137,7 +148,8 @@ class InputHashes(Callback):
     ) -> None:
         if self._validation is not None:
             parts = _parts(batch)
-            self._validation = None if parts is None else self._validation + self._hash(*parts)
+            hashes = _hash_of_other(batch) if parts is None else self._hash(*parts)
+            self._validation = None if hashes is None else self._validation + hashes.to(pl_module.device)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         hashes = self._validation
@@ -239,6 +251,24 @@ def _parts(batch: Any) -> tuple[Tensor, Tensor] | None:
     except (KeyError, TypeError, IndexError, ValueError, AttributeError):  # the user's own data
         return None
     return ids, targets
+
+
+def _hash_of_other(batch: Any, number: int | None = None) -> Tensor | None:
+    """The hash of a batch of any other form, as a whole: of all its tensors in their order; ``None``: it has none.
+
+    Args:
+        batch: Nested lists, tuples and dicts with tensors.
+        number: Of the batch in the run. ``None``: the order does not count.
+    """
+    tensors: list[Tensor] = []
+    apply_to_collection(batch, Tensor, tensors.append)
+    if not tensors:
+        return None
+    digest = hashlib.sha256(" ".join(map(tensor_hash, tensors)).encode()).digest()
+    value = np.array(int.from_bytes(digest[:8], "big", signed=True), dtype=np.int64)
+    with np.errstate(over="ignore"):
+        mixed = _mixed(value + np.int64(0 if number is None else number) * np.int64(_GOLDEN))
+    return torch.tensor(int(mixed))
 
 
 def is_kept(step: int, reached: int) -> bool:

@@ -71,11 +71,14 @@ class ResumeDiff(Callback):
         if differences := option_differences(saved, self.options):
             self.changes += [f"step {step}: {line}" for line in differences]
             follows_metric = any("num_bad_epochs" in schedule for schedule in checkpoint["lr_schedulers"])
-            if not follows_metric or any(line.startswith("model.") for line in differences):
+            # a plain LightningModule makes optimizers in a form of its own: they continue as they were saved
+            is_known = getattr(pl_module, "architecture", None) is not None
+            if is_known and (not follows_metric or any(line.startswith("model.") for line in differences)):
                 self._changed = True
                 checkpoint["lr_schedulers"] = []  # advanced to this step in on_train_start
             if trainer.is_global_zero:
-                print("Changed since the checkpoint:", *differences, sep="\n  ")
+                kept = [] if is_known else [f"{type(pl_module).__qualname__}'s optimizers continue as saved"]
+                print("Changed since the checkpoint:", *differences, *kept, sep="\n  ")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """If options differ, apply the new hyperparameters of optimizer and schedule, at this step."""

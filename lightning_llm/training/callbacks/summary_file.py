@@ -98,12 +98,9 @@ class SummaryFile(StatusFile):
         """The run has ended well: an exception does not lead here."""
         if self._folder is None:
             return
-        if not hasattr(pl_module, "evaluation"):  # a plain LightningModule, whose results have no names that we know
-            self._write(trainer, FINISHED)
-        else:
-            data = getattr(trainer, "datamodule", None)
-            more = {"validated_step": self.validated_step, "options": options_of(trainer, pl_module, data)}
-            write_summary(trainer, pl_module, data, self._folder, **more)
+        data = getattr(trainer, "datamodule", None)
+        more = {"validated_step": self.validated_step, "options": options_of(trainer, pl_module, data)}
+        write_summary(trainer, pl_module, data, self._folder, **more)
 
 
 def missing_callbacks(trainer: Trainer) -> list[Callback]:

@@ -109,15 +109,16 @@ class TrainingLog(Callback):
     ) -> None:
         """Note the loss; log at log steps."""
         self._clock.mark("optimizer")
-        loss = outputs["loss"].detach()  # already divided by the number of micro-batches in a step
-        step_loss = getattr(pl_module, "step_loss", None)
-        denominator = step_loss.denominator if isinstance(step_loss, StepLoss) else None
-        self._waiting.append(
-            (loss, denominator or LossDenominator(trainer.accumulate_grad_batches, torch.ones_like(loss)))
-        )
-        if len(self._waiting) >= _WAITING:
-            self._add_waiting()
-        self._tokens += batch["input_ids"].numel()
+        # a module that optimizes by itself may return nothing
+        if outputs is not None and (loss := outputs["loss"].detach()) is not None:  # divided by the micro-batches
+            step_loss = getattr(pl_module, "step_loss", None)
+            denominator = step_loss.denominator if isinstance(step_loss, StepLoss) else None
+            of_micro_batch = LossDenominator(trainer.accumulate_grad_batches, torch.ones_like(loss))
+            self._waiting.append((loss, denominator or of_micro_batch))
+            if len(self._waiting) >= _WAITING:
+                self._add_waiting()
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        self._tokens += ids.numel() if isinstance(ids, torch.Tensor) else 0
         if step_is_complete(trainer):
             self._timed_steps += 1
             if is_log_step(trainer):
@@ -146,9 +147,10 @@ class TrainingLog(Callback):
 
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._add_waiting()
-        assert self._sums is not None
-        loss, count = self._over_processes(trainer, self._sums).tolist()  # here the host has waited for the device
-        values = {metrics.TRAIN_LOSS: loss / (count or 1)}
+        values: dict[str, float] = {}
+        if self._sums is not None and metrics.TRAIN_LOSS not in trainer.logged_metrics:  # else the module has logged it
+            loss, count = self._over_processes(trainer, self._sums).tolist()  # here the host has waited for the device
+            values[metrics.TRAIN_LOSS] = loss / (count or 1)
         values |= _learning_rates(trainer.optimizers[0].param_groups)
         if (grad_norm := getattr(pl_module, "grad_norm", None)) is not None:
             values[metrics.GRAD_NORM] = grad_norm.item()
@@ -159,7 +161,7 @@ class TrainingLog(Callback):
         self._tokens = 0
         self._timed_steps = 0
         # For the progress bar and other callbacks. `log_dict` would end in the same dict, 1.8 ms later.
-        watched = {**values, metrics.TOKENS_PER_SECOND: speed[metrics.TOKENS_PER_SECOND]}
+        watched = {**values, **{name: speed[name] for name in (metrics.TOKENS_PER_SECOND,) if name in speed}}
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in watched.items()})
         for logger in trainer.loggers:
             logger.log_metrics({**values, **speed}, step=trainer.global_step)
@@ -187,7 +189,7 @@ class TrainingLog(Callback):
         self._waited = waited
         parts = {"data": data, **{part: seconds.get(part, 0.0) for part in _PARTS}, "other": between - data}
         return {
-            metrics.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total,
+            **({metrics.TOKENS_PER_SECOND: self._tokens * trainer.world_size / total} if self._tokens else {}),
             metrics.STEP_SECONDS: total / steps,
             metrics.DATA_STALL: 100 * data / total,
             **self.utilization.percent(total / steps),
