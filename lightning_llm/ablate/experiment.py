@@ -22,7 +22,7 @@ from lightning_llm.ablate.command.spec import KEYS as OF_COMMAND
 from lightning_llm.ablate.factors import MOST_NULL, PAIRS, Factor, names_revision, read_factors, trees_of, variants_of
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX, MATCHES, Time, Tokens, matches_in_words
 from lightning_llm.ablate.names import AGAIN, BASELINE, NEGATED, NULL
-from lightning_llm.ablate.options import SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
+from lightning_llm.ablate.options import SEED_OPTION, SET_BY_EXPERIMENT, Options, flat_options, folder_name, has_names
 from lightning_llm.ablate.tuning import FIRST_SEED, MOST_EXTENSIONS, Grid
 from lightning_llm.accounting.sizing import parse_size
 from lightning_llm.io.schema import BOOL, POSITIVE, TEXT, by_name, check, list_of, maybe, record, validate, whole
@@ -100,6 +100,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         sizes: Sizes of the baseline at which all of it is done, increasing; empty: at the baseline's own.
         predict: A further size, whose differences are predicted; ``None``: none.
         first_seed: Of the pairs; the others follow.
+        seed_option: The option of ``fit`` that seeds the order of the data.
         match: What is equal for baseline and variant: the name of a rule in ``matching.MATCHES``.
         solved: The option of the variants that the rule solves for, if it does.
         tune: What is tuned for each variant; ``None``: nothing.
@@ -121,6 +122,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     sizes: tuple[str, ...] = ()
     predict: str | None = None
     first_seed: int = 0
+    seed_option: str = SEED_OPTION
     match: str = Tokens.name
     solved: str | None = None
     tune: Grid | None = None
@@ -253,6 +255,10 @@ _METRICS = check(
     f"different ones of {', '.join(METRICS)}",
     lambda value: isinstance(value, list) and 0 < len(value) == len({*map(str, value)} & {*METRICS}),
 )
+_SEED_OPTION = check(
+    "the dotted name of an argument of data or model that seeds it, such as data.seed_value",
+    lambda value: isinstance(value, str) and value.startswith(("data.", "model.")),
+)
 _SIZE = check("a number of parameters such as 100k", lambda value: type(value) in (str, int))
 
 
@@ -313,7 +319,7 @@ _FILE = record(
         "half_width": maybe(_NUMBER),
         "batch": BOOL,
         "pairs": whole(1, MOST_PAIRS),
-        "seeds": record({"first": whole(0, LAST_SEED)}),
+        "seeds": record({}, {"first": whole(0, LAST_SEED), "option": _SEED_OPTION}),
         "match": _match_in_file,
         "tune": maybe(record({"option": _TUNED}, {"factors": _FACTORS, "seeds": whole(1, MOST_PAIRS)})),
         "options": maybe(_OPTIONS),
@@ -359,6 +365,7 @@ def experiment_of(content: Mapping[str, Any], source: object, name: str) -> Expe
         alpha=content.get("alpha", ALPHA),
         stop=stop,
         first_seed=content.get("seeds", {}).get("first", 0),
+        seed_option=content.get("seeds", {}).get("option", SEED_OPTION),
         match=match,
         solved=solved,
         tune=_grid(content.get("tune")),
@@ -511,7 +518,7 @@ def _refuse_unplannable(experiment: Experiment, source: object) -> None:
     sections = [(experiment.options, "options")]
     sections += [(options, f"variants.{variant}") for variant, options in experiment.variants.items()]
     for options, section in sections:
-        if reserved := [option for option in options if option in SET_BY_EXPERIMENT]:
+        if reserved := [option for option in options if option in (*SET_BY_EXPERIMENT, experiment.seed_option)]:
             raise ValueError(f"{source}: {section}: {reserved[0]} is set by the experiment: leave it out")
 
 

@@ -79,8 +79,10 @@ class Tokens(Match):
     name = "tokens"
     facts = ("tokens_per_step",)
 
-    def closeness(self, base: Facts, variant: Facts) -> float:
-        """The ratio of the tokens of a run."""
+    def closeness(self, base: Facts, variant: Facts) -> float | None:
+        """The ratio of the tokens of a run; ``None``: data of another class do not say how many a step has."""
+        if None in (base["tokens_per_step"], variant["tokens_per_step"]):
+            return None
         base_tokens, tokens = (each["steps"] * each["tokens_per_step"] for each in (base, variant))
         return float(tokens / base_tokens)
 
@@ -94,7 +96,9 @@ class Flops(Match):
 
     def closeness(self, base: Facts, variant: Facts) -> float:
         """The ratio of the FLOPs of a run."""
-        return Tokens().closeness(base, variant) * float(variant["flops_per_token"] / base["flops_per_token"])
+        tokens = Tokens().closeness(base, variant)
+        assert tokens is not None  # what has no tokens has no FLOPs
+        return tokens * float(variant["flops_per_token"] / base["flops_per_token"])
 
 
 class Time(Match):

@@ -10,7 +10,8 @@ from lightning_llm.ablate.names import AGAIN, BASELINE, NULL
 from lightning_llm.io.untrusted import SLASH, file_name, shown
 
 # Neither options nor variants can set them
-SET_BY_EXPERIMENT = ("seed_everything", "data.seed", "ckpt_path", "trainer.run_dir", "trainer.default_root_dir")
+SEED_OPTION = "data.seed"  # of the order of TokenDataModule; data of another class may have another
+SET_BY_EXPERIMENT = ("seed_everything", SEED_OPTION, "ckpt_path", "trainer.run_dir", "trainer.default_root_dir")
 
 Options = dict[str, Any]  # by dotted name
 

@@ -56,6 +56,8 @@ class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
         scales: Those of its initial weights, by role.
         excused: Fields of summaries in which its runs may differ from the baseline's, because of what it changes.
         unshared: What its pairs do not share, in words; empty: nothing.
+        is_known: Whether it trains a ``LanguageModel`` on token data: then its steps can be measured apart from runs,
+            and a run that was interrupted continues with the same batches.
     """
 
     steps: int | None = None
@@ -70,6 +72,7 @@ class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
     scales: dict[str, tuple[float, int]] | None = None
     excused: tuple[str, ...] = ()
     unshared: str = ""
+    is_known: bool = True
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -198,6 +201,16 @@ class Plan:
     def variants(self) -> Mapping[str, PlannedVariant]:
         """The planned variants by name; the baseline again is the baseline."""
         return {**self.record.variants, AGAIN: self.record.variants[BASELINE]}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ``fit`` trains a plain LightningModule, whose parts no null variant can draw again."""
+        return self.experiment.command is None and NULL not in self.record.variants
+
+    @property
+    def unit(self) -> str:
+        """The unit of the metric; what a plain LightningModule logs is known by its name alone."""
+        return self.experiment.metric_name if self.is_plain else self.experiment.unit
 
     @property
     def tune(self) -> Tune | None:

@@ -98,6 +98,11 @@ class Program(abc.ABC):
         """The folder that the code of its runs is read from: a copy that was made when the plan was frozen."""
         return self.plan.out / CODE
 
+    @property
+    def measures(self) -> bool:
+        """Whether time and memory of a step can be measured apart from the runs."""
+        return self.promises.measured_cost
+
     @abc.abstractmethod
     def start(self, run: Run, slot: Slot) -> Process:
         """Start a run."""

@@ -62,7 +62,11 @@ def parameter_lines(plan: Plan) -> list[str]:
     planned = {name: plan.variants[name] for name in (BASELINE, *plan.experiment.variants)}
     counts = {name: variant.facts.get("parameters") for name, variant in planned.items()}
     counted = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
-    return [f"parameters: {', '.join(counted)}", *unequal_lines(counts), *_unequal_scales(planned)]
+    return [
+        f"parameters: {', '.join(counted)}",
+        *unequal_lines(counts, is_plain=plan.is_plain),
+        *_unequal_scales(planned),
+    ]
 
 
 def start_in_words(plan: Plan, looks: Sequence[int], slots: int, done: int) -> str:
@@ -88,14 +92,19 @@ def power_of_batch(pair_sd: float, unit: str) -> str:
     return f"A batch adopts improvements in these cases: {shares}, in {unit}, with {batch}."
 
 
-def unequal_lines(counts: Mapping[str, int | None]) -> list[str]:
-    """A line if the parameters of variants differ from the baseline's by more than 1%."""
+def unequal_lines(counts: Mapping[str, int | None], *, is_plain: bool = False) -> list[str]:
+    """A line if the parameters of variants differ from the baseline's by more than 1%.
+
+    Args:
+        counts: By name of a variant.
+        is_plain: Whether the model is a plain LightningModule, of which no option can be solved for.
+    """
     unequal = []
     for name, count in counts.items():
         if share := parameter_excess(count, counts[BASELINE]):
             unequal.append(f"{name} has {100 * abs(share):.3g}% {'more' if share > 0 else 'fewer'}")
-    advice = f"--match parameters={ARCHITECTURE_PREFIX}intermediate_size makes them equal"
-    return [f"{', '.join(unequal)} parameters than the baseline; {advice}."] if unequal else []
+    advice = "" if is_plain else f"; --match parameters={ARCHITECTURE_PREFIX}intermediate_size makes them equal"
+    return [f"{', '.join(unequal)} parameters than the baseline{advice}."] if unequal else []
 
 
 def _unequal_scales(planned: Mapping[str, PlannedVariant]) -> Iterator[str]:

@@ -103,6 +103,8 @@ def _options(parser: OneLineParser) -> None:
         add("--delta", type=float, metavar="NUMBER", help="smallest difference that matters, in the metric's unit")
         add("--tune", metavar="OPTION", help="tune this option for each variant first, such as the learning rate")
         add("--match", metavar="RULE", help=f"what is equal in a pair: {matches_in_words()} (default: tokens)")
+        about = "argument of data of your own class that seeds it (default: data.seed)"
+        add("--seed-option", metavar="OPTION", help=about)
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
         add_command(parser_of_plan)
     about = "judge the variants as ideas that were written down together: adopt the useful ones, by e-BH"
@@ -316,10 +318,11 @@ def _trust_command(content: Mapping[str, Any], options: argparse.Namespace) -> N
 
 def _overriding(options: argparse.Namespace) -> dict[str, Any]:
     """The keys of an experiment that are given as options."""
-    first = None if options.first_seed is None else {"first": options.first_seed}
+    given = {"first": options.first_seed, "option": options.seed_option}
+    seeds = {key: value for key, value in given.items() if value is not None}
     tune = None if options.tune is None else {"option": options.tune}
     same = {key: getattr(options, key) for key in ("name", "out", "pairs", "match", "metric", "delta")}
-    keys = {**same, "seeds": first, "tune": tune, "batch": getattr(options, "batch", None)}
+    keys = {**same, "seeds": seeds or None, "tune": tune, "batch": getattr(options, "batch", None)}
     return {key: value for key, value in keys.items() if value is not None}
 
 
@@ -384,7 +387,7 @@ def _work(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     plan = Plan.read(options.folder)
-    if not program_of(plan).promises.measured_cost:
+    if not program_of(plan).measures:
         raise ValueError(f"{plan.out}: time and memory of a step cannot be measured for {plan.record.program}")
     from lightning_llm.cli.ablate_fit import measure
 

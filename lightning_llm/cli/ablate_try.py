@@ -143,7 +143,7 @@ def _try(options: argparse.Namespace, first: First | None, budget_s: float) -> i
         if isinstance(plan, Verdict):
             return _print_verdict(stream, plan, options)
         record = stream.record
-        unit = plan.experiment.unit
+        unit = plan.unit
         ablate_run.print_notes([power_of_stream(record.looks, stream.pair_sd, record.minimal_gain, unit)])
         return _run(stream, plan, options, budget_s - stream.run_seconds)
     finally:

@@ -1,17 +1,20 @@
 """Checks that variants can be compared: rejects what makes losses incomparable, or leaves a run without one."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_llm.ablate.fit.variant import Variant
 from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.ablate.names import BASELINE
-from lightning_llm.data.datamodule import TokenDataModule
+from lightning_llm.ablate.options import SEED_OPTION
 from lightning_llm.data.validated import LIMIT, is_whole
 from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.runs.options import ClassPath, shown_option
 from lightning_llm.statistics import pairing
-from lightning_llm.training.metrics import BITS
+from lightning_llm.training.metrics import BITS, VAL_LOSS
 
 # Of the data: may change, since all are validated on the same windows, and ``match`` makes the tokens equal
 MIXTURE, CONTEXT, BATCH = "mixture", "context_length", "global_batch_size"  # of a mixture, the weights
@@ -28,23 +31,52 @@ KEEPING = ("optimizer", "schedule")  # of the model: another class keeps the arg
 OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
 
 
-def refuse_unsuitable(base: Variant, metrics: Sequence[str]) -> None:
+def refuse_unsuitable(base: Variant, metrics: Sequence[str], seed_option: str = SEED_OPTION) -> None:
     """Refuse a baseline whose runs have no result to compare.
+
+    Args:
+        base: The baseline.
+        metrics: That are compared.
+        seed_option: The option that seeds its data.
 
     Raises:
         ValueError: It does not validate, writes no run, or has no known length.
     """
     trainer = base.options["trainer"]
-    if not isinstance(base.data, TokenDataModule):
-        class_path = f"{type(base.data).__module__}.{type(base.data).__qualname__}"
-        raise ValueError(f"the baseline has data.class_path {class_path}: pairs need the data.seed of TokenDataModule")
+    refuse_unseeded(base, seed_option)
+    if base.architecture is None and not is_overridden("validation_step", base.model):
+        raise ValueError(
+            f"model.class_path {path_of(base.model)} has no validation_step, which logs {metrics[0]}: add it"
+        )
+    if base.architecture is None and (other := next((name for name in metrics if name != VAL_LOSS), None)):
+        raise ValueError(f"metric {other} is one of LanguageModel: a plain LightningModule is compared by {VAL_LOSS}")
     if trainer.get("limit_val_batches") == 0:
         raise ValueError("the baseline has trainer.limit_val_batches 0: there is no loss to compare")
     if switch := next((name for name in ("fast_dev_run", "barebones") if trainer.get(name)), None):
         raise ValueError(f"the baseline has trainer.{switch}, which writes no run: leave it out")
-    if BITS in metrics and base.data.bytes_per_token is None:
+    if BITS in metrics and base.of_data("bytes_per_token") is None:
         raise ValueError(f"metric {BITS}: the token files are raw, so their bytes are not known: use val_loss")
     _ = base.steps  # it is known
+
+
+def refuse_unseeded(variant: Variant, seed_option: str) -> None:
+    """Refuse data of another class whose order no option seeds.
+
+    Raises:
+        ValueError: The class has no argument of this name.
+    """
+    section, _, name = seed_option.partition(".")
+    owner = variant.data if section == "data" else variant.model
+    arguments = inspect.signature(type(owner)).parameters
+    takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+    if not (variant.has_token_data and seed_option == SEED_OPTION) and name not in arguments and not takes_any:
+        advice = "add it, or name the argument that seeds it, with seeds: {option: data.NAME} or --seed-option"
+        raise ValueError(f"{section}.class_path {path_of(owner)} has no argument {name}, which makes pairs: {advice}")
+
+
+def path_of(made: object) -> str:
+    """The import path of an object's class."""
+    return f"{type(made).__module__}.{type(made).__qualname__}"
 
 
 def refuse_incomparable(base: Variant, variant: Variant, metrics: Sequence[str]) -> None:
@@ -60,8 +92,19 @@ def refuse_incomparable(base: Variant, variant: Variant, metrics: Sequence[str])
 def _changes(base: Variant, variant: Variant, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each option that makes the losses incomparable, and what to do about it."""
     for name in OF_INITIAL_VALUES:
-        if getattr(base.architecture, name) != getattr(variant.architecture, name):
+        if getattr(base.architecture, name, None) != getattr(variant.architecture, name, None):
             yield f"{ARCHITECTURE_PREFIX}{name}", OTHER_VALUES
+    if base.has_token_data and variant.has_token_data:
+        yield from _changes_of_data(base, variant, metrics)
+    for name in PAIRED:
+        if base.options["trainer"].get(name) != variant.options["trainer"].get(name):
+            yield f"trainer.{name}", OTHER_BATCHES
+    if bool(base.options["trainer"].get("capture")) != bool(variant.options["trainer"].get("capture")):
+        yield "trainer.capture", OTHER_CAPTURE
+
+
+def _changes_of_data(base: Variant, variant: Variant, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each option of token data; of another class, hashes of the validation batches say what can be compared."""
     base_data, data = base.options["data"], variant.options["data"]
     names = sorted((base_data.keys() | data.keys()) - set(FREE_DATA))  # either may leave one out
     changed = [name for name in names if base_data.get(name) != data.get(name)]
@@ -81,11 +124,6 @@ def _changes(base: Variant, variant: Variant, metrics: Sequence[str]) -> Iterato
         if is_part:
             advice = f"another tokenizer has other windows: set {LIMIT} to 1.0, and metric: {BITS}"
     yield from ((f"data.{name}", advice) for name in changed)
-    for name in PAIRED:
-        if base.options["trainer"].get(name) != variant.options["trainer"].get(name):
-            yield f"trainer.{name}", OTHER_BATCHES
-    if bool(base.options["trainer"].get("capture")) != bool(variant.options["trainer"].get("capture")):
-        yield "trainer.capture", OTHER_CAPTURE
 
 
 def _has_other_shares(base: Variant, variant: Variant) -> bool:
@@ -103,6 +141,11 @@ def excused_fields(base: Variant, variant: Variant, options: Mapping[str, Any]) 
         options: Those that it changes.
     """
     excused = [field for option, field in SETTINGS.items() if option in options]
+    is_plain = base.architecture is None or variant.architecture is None
+    if is_plain and base.options["model"] != variant.options["model"]:  # drawn one after another, not by name
+        excused.append(pairing.INITIAL_VALUES)
+    if not (base.has_token_data and variant.has_token_data):
+        return (*excused, *([pairing.BATCHES] if base.options["data"] != variant.options["data"] else []))
     if base.data.store.tokenizer_sha256 != variant.data.store.tokenizer_sha256:
         excused += [pairing.BATCHES, pairing.VALIDATION_BATCHES]
     elif not has_same_batches(base, variant):
@@ -131,6 +174,9 @@ def aligned_options(variants: Mapping[str, Variant]) -> dict[str, dict[str, Any]
     """
     base = variants[BASELINE]
     found: dict[str, dict[str, Any]] = {}
+    variants = {name: variant for name, variant in variants.items() if variant.has_token_data}
+    if BASELINE not in variants:
+        return found
     if len({variant.data.context_length for variant in variants.values()}) > 1:
         shortest = min(variant.data.eval_length for variant in variants.values())
         found = {name: {EVAL_CONTEXT: shortest} for name, each in variants.items() if each.data.eval_length != shortest}
@@ -158,6 +204,8 @@ def unshared(base: Variant, variant: Variant) -> str:
 
     Whoever trains with batches of another size may need another learning rate, which nothing here chooses.
     """
+    if not (base.has_token_data and variant.has_token_data):
+        return ""  # the hashes of batches say it
     if _has_other_tokens(base, variant):
         return "its pairs share the validation text, and neither its tokens nor training batches"
     if variant.data.context_length != base.data.context_length:
@@ -178,6 +226,9 @@ def kept_lines(base: Variant, variant: Variant) -> list[str]:
     The parser keeps every argument that both classes have, such as the learning rate, unless the variant sets it.
     """
     lines = []
+    if not (base.has_token_data and variant.has_token_data) and base.options["data"] != variant.options["data"]:
+        if None in (base.of_data("tokens_per_step"), variant.of_data("tokens_per_step")):
+            lines.append(f"{variant.name}: its data do not say tokens_per_step, so it gets as many steps, of any size")
     if line := unshared(base, variant):
         lines.append(f"{variant.name}: {line}")
     for option in KEEPING:

@@ -85,13 +85,21 @@ class TrainingSteps:
 def flops_of(variant: Variant) -> int | None:
     """FLOPs of its optimizer step, without what is recomputed; ``None`` for parts that cannot be counted."""
     config = variant.architecture
-    tokens = variant.data.tokens_per_step
+    tokens, length = (variant.of_data(name) for name in ("tokens_per_step", "context_length"))
+    if config is None or tokens is None or length is None:
+        return None
     try:
-        length = variant.data.context_length
         measured = measure_parts(config, str(variant.trainer.precision), length)
         return step_flops(config, tokens=tokens, context_length=length, measured=measured).model
     except ValueError:
         return None
+
+
+def parameters_of_variant(variant: Variant) -> int:
+    """The parameters of its model."""
+    if variant.architecture is None:
+        return sum(parameter.numel() for parameter in variant.model.parameters())
+    return parameters_of(variant.architecture)
 
 
 def parameters_of(config: Any) -> int:

@@ -46,7 +46,8 @@ def match_tokens(base: Variant, variant: Variant, solved: str | None) -> Matched
     Raises:
         ValueError: The variant gives steps of its own, with other tokens, or the schedule cannot be scaled.
     """
-    scale = base.data.tokens_per_step / variant.data.tokens_per_step
+    tokens = [each.of_data("tokens_per_step") for each in (base, variant)]
+    scale = 1.0 if None in tokens else tokens[0] / tokens[1]
     return Matched(scaled_options(Tokens.name, variant, base.steps, scale))
 
 
@@ -58,7 +59,8 @@ def match_flops(base: Variant, variant: Variant, solved: str | None) -> Matched:
     """
     base_flops, flops = cost.flops_of(base), cost.flops_of(variant)
     if base_flops is None or flops is None:
-        problem = f"the FLOPs of {variant.name} cannot be counted: use match: {Time.name}"
+        use = f"match: {Time.name}" if base.is_known and variant.is_known else f"match: {Tokens.name}"
+        problem = f"the FLOPs of {variant.name} cannot be counted: use {use}"
         raise ValueError(f"match: {Flops.name}: {problem}")
     return Matched(scaled_options(Flops.name, variant, base.steps, base_flops / flops))
 
@@ -69,6 +71,9 @@ def match_time(base: Variant, variant: Variant, solved: str | None) -> Matched:
     Raises:
         ValueError: The schedule cannot be scaled, or the variant gives steps of its own.
     """
+    if not (base.is_known and variant.is_known):
+        problem = "steps are timed before the first run only for a LanguageModel on token data"
+        raise ValueError(f"match: {Time.name}: {problem}: use match: {Tokens.name}, and give trainer.max_steps")
     if variant.steps != base.steps:
         raise ValueError(f"{variant.name} changes {MAX_STEPS}, which match: {Time.name} sets: leave it out")
     scaled_options(Time.name, variant, base.steps, 2.0)  # it can be scaled: timing takes a while
@@ -87,6 +92,8 @@ def match_parameters(base: Variant, variant: Variant, solved: str | None) -> Mat
         ValueError: No value of it gives as many parameters.
     """
     assert solved is not None
+    if base.architecture is None or variant.architecture is None:
+        raise ValueError(f"match: {Parameters.name}: {solved} is an option of LanguageModel: use match: {Tokens.name}")
     found = _solve(solved.removeprefix(ARCHITECTURE_PREFIX), base, variant)
     return Matched({**match_tokens(base, variant, solved).options, solved: found})
 
@@ -103,10 +110,11 @@ MATCHING: dict[str, Callable[[Variant, Variant, str | None], Matched]] = {
 def facts_of(variant: Variant, matched: Matched) -> dict[str, Any]:
     """Facts that a plan records of a variant for the rules, whichever one matches."""
     flops = cost.flops_of(variant)
+    tokens = variant.of_data("tokens_per_step")
     counted = {
-        "tokens_per_step": variant.data.tokens_per_step,
-        "flops_per_token": None if flops is None else flops / variant.data.tokens_per_step,
-        "parameters": cost.parameters_of(variant.architecture),
+        "tokens_per_step": tokens,
+        "flops_per_token": None if flops is None else flops / tokens,
+        "parameters": cost.parameters_of_variant(variant),
     }
     return {**dict.fromkeys(FACTS), **counted, **matched.facts}
 
@@ -137,7 +145,7 @@ def scaled_options(match: str, variant: Variant, steps: int, scale: float) -> di
         scaled = variant.steps
     if scaled == steps:
         return {}
-    schedule = variant.model.schedule
+    schedule = getattr(variant.model, "schedule", None)
     options = {MAX_STEPS: scaled}
     if schedule is None:
         return options  # the default follows the run

@@ -24,6 +24,7 @@ from lightning_llm.ablate.fit.comparability import (
     excused_fields,
     kept_lines,
     refuse_incomparable,
+    refuse_unseeded,
     refuse_unsuitable,
     unshared,
 )
@@ -41,6 +42,7 @@ from lightning_llm.ablate.slots import runs_at_a_time, threads_for
 from lightning_llm.accounting.sizing import SIZE_OPTIONS
 from lightning_llm.data.mixture import fingerprint
 from lightning_llm.data.validated import LIMIT, is_whole
+from lightning_llm.measure.gauges import resident_bytes
 from lightning_llm.measure.timer import interleave, num_threads
 from lightning_llm.model.initial_scales import one_of_each_kind, scales_of_blocks
 from lightning_llm.model.token_order import token_order_lines
@@ -129,7 +131,8 @@ class FitDraft(Draft):
         """Lines about what variants have kept of the baseline's, and about custom parts and the order of tokens."""
         lines = [line for variant in self.variants.values() for line in kept_lines(self.baseline, variant)]
         for name, variant in self.variants.items():
-            if (config := variant.architecture).custom_parts:
+            config = variant.architecture
+            if config is not None and config.custom_parts:
                 blocks = one_of_each_kind(config, self.experiment.first_seed)
                 lines += [f"{titled(name)}: {line}" for line in token_order_lines(blocks, config)]
         return lines
@@ -138,7 +141,8 @@ class FitDraft(Draft):
         """Match the variants, and say what the plan holds of each."""
         base = self.baseline
         accelerator = base.trainer.strategy.root_device.type
-        threads = threads_for(accelerator, torch.cuda.device_count(), TrainingSteps(base).run_bytes(), workers)
+        run_bytes = TrainingSteps(base).run_bytes() if base.is_known else 2 * resident_bytes()
+        threads = threads_for(accelerator, torch.cuda.device_count(), run_bytes, workers)
         variants, matched = match_variants(self.experiment, self.variants, self.reader, threads, self.aligned)
         configs = configs_of(variants)
         return ResolvedDraft(
@@ -168,7 +172,13 @@ class FitDraft(Draft):
         return float(flops * base.steps)
 
     def cost_estimate(self, workers: int | None) -> CostEstimate:
-        """Time and FLOPs of the runs: counted, and from a few timed steps of the baseline."""
+        """Time and FLOPs of the runs: counted, and from a few timed steps of the baseline.
+
+        Raises:
+            ValueError: Model or data are of a class whose steps are not timed.
+        """
+        if not self.baseline.is_known:
+            raise ValueError("--dry-run times steps of a LanguageModel on token data: the baseline is another class")
         runs = self.experiment.most_runs()
         return cost_estimate_of(self.baseline, runs, workers, is_tuned=self.experiment.tune is not None)
 
@@ -191,7 +201,7 @@ def read_variants(experiment: Experiment, arguments: Sequence[str], read: ReadVa
     reader = Reader(experiment, arguments, read)
     metrics = (experiment.metric, *experiment.secondary)
     base = reader(BASELINE, {})
-    refuse_unsuitable(base, metrics)
+    refuse_unsuitable(base, metrics, experiment.seed_option)
     checked_values: set[float] = set()
     _check_grid(experiment, base, reader, checked_values)
     # before the modules of a variant are imported: a change of these does not change the baseline
@@ -204,6 +214,7 @@ def read_variants(experiment: Experiment, arguments: Sequence[str], read: ReadVa
                 same = ", ".join(options) or "nothing"
                 advice = "give other factors" if experiment.factors else "leave it out"
                 raise ValueError(f"{name} equals {titled(other.name)}, which has the same {same}: {advice}")
+        refuse_unseeded(variant, experiment.seed_option)
         refuse_incomparable(base, variant, metrics)
         _check_grid(experiment, variant, reader, checked_values)
         variants[name] = variant
@@ -304,7 +315,7 @@ def planned_variants(
         facts = facts_of(variant, matched[name])
         planned[name] = PlannedVariant(
             steps=variant.steps,
-            tokenizer=str(variant.data.store.tokenizer_sha256),
+            tokenizer=str(variant.data.store.tokenizer_sha256) if variant.has_token_data else "",
             facts=facts,
             matched=matched[name].options,
             solved=matched[name].options.get(experiment.solved or ""),
@@ -314,13 +325,18 @@ def planned_variants(
             scales=_scales(variant, experiment.first_seed),
             excused=excused_fields(base, variant, experiment.variants.get(name, {})),
             unshared=unshared(base, variant),
+            is_known=variant.is_known,
         )
+    if base.architecture is None:  # nothing is known of its parts, to draw them again
+        return planned
     return {**planned, NULL: msgspec.structs.replace(planned[BASELINE], excused=(pairing.NULL_VALUES,))}
 
 
 def configs_of(variants: Mapping[str, Variant]) -> dict[str, dict[str, Any]]:
     """The options of each variant; the null variant's are the baseline's with a callback."""
     configs = {name: variant.options for name, variant in variants.items()}
+    if variants[BASELINE].architecture is None:
+        return configs
     trainer = configs[BASELINE]["trainer"]
     callbacks = trainer.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
@@ -331,7 +347,7 @@ def configs_of(variants: Mapping[str, Variant]) -> dict[str, dict[str, Any]]:
 def identities(
     variants: Mapping[str, Variant], configs: Mapping[str, Any], threads: int, code_of_baseline: str
 ) -> dict[str, Identity]:
-    """The identity of each variant's runs; the null variant uses what the baseline uses.
+    """The identity of each variant's runs whose data are known; the null variant uses what the baseline uses.
 
     Args:
         variants: The baseline and the variants, matched.
@@ -343,6 +359,8 @@ def identities(
     found: dict[str, Identity] = {}
     for name, options in configs.items():
         variant = variants.get(name, variants[BASELINE])
+        if not variant.has_token_data:
+            continue  # what its data read is not known, nor whether it has changed
         is_own = name in variants and name != BASELINE
         found[name] = Identity(
             options=options,
@@ -360,7 +378,7 @@ def _sources(variants: Mapping[str, Variant]) -> set[str]:
 
 def _scales(variant: Variant, seed: int) -> dict[str, tuple[float, int]] | None:
     """The scales of the initial weights; ``None`` if these come from a file, which all variants share."""
-    if variant.initial_weights:
+    if variant.initial_weights or variant.architecture is None:
         return None
     scales = scales_of_blocks(one_of_each_kind(variant.architecture, seed), variant.architecture)
     return {role: (scale.rms, scale.elements) for role, scale in scales.items()}
@@ -384,10 +402,14 @@ def chance_of(variant: Variant, metric: str) -> float | None:
     """The metric of a model that gives every token the same probability; ``None`` if it is not known or no bound."""
     if metric in RECALL:  # a model may be worse on one part of the tokens and train well
         return None
-    nats = math.log(variant.architecture.vocab_size)
+    vocab_size = getattr(variant.architecture, "vocab_size", None)
+    if vocab_size is None:
+        return None
+    nats = math.log(vocab_size)
     if metric != BITS:
         return nats
-    return None if variant.data.bytes_per_token is None else nats / math.log(2) / variant.data.bytes_per_token
+    size = variant.of_data("bytes_per_token")
+    return None if size is None else nats / math.log(2) / size
 
 
 def tuned_value(variant: Variant, option: str) -> float:

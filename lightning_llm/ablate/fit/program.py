@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.next_runs import RunKey
 from lightning_llm.ablate.program import Ended, Process, Program, Promises, Run
 from lightning_llm.ablate.run_process import RunProcess, start_server
@@ -15,6 +16,7 @@ from lightning_llm.io.untrusted import read_json
 from lightning_llm.runs.directory import CHECKPOINTS, STATUS, WINDOWS
 from lightning_llm.runs.event_files import read_curves
 from lightning_llm.runs.status import DIVERGED, FINISHED, read_summary, run_state
+from lightning_llm.statistics import pairing
 from lightning_llm.training.metrics import LOSSES, TRAIN_LOSS, TRAIN_LOSS_EVAL, VAL_LOSS
 
 MAIN = "fit.py"  # in the tree: what a run executes. Its folder comes first in the path of imports
@@ -48,7 +50,11 @@ class Fit(Program):
     def start(self, run: Run, slot: Slot) -> Process:
         """Start or continue a run, with the code of the tree, in the folder where the experiment was planned."""
         seed = run.key.seed
-        arguments = [f"--config={run.config}", f"--seed_everything={seed}", f"--data.seed={seed}"]
+        arguments = [
+            f"--config={run.config}",
+            f"--seed_everything={seed}",
+            f"--{self.plan.experiment.seed_option}={seed}",
+        ]
         arguments += [f"--{name}={value}" for name, value in run.options.items()]
         arguments += [f"--trainer.run_dir={run.folder}"]
         if run.folder.exists():
@@ -77,8 +83,8 @@ class Fit(Program):
         return None
 
     def can_resume(self, folder: Path) -> bool:
-        """Whether it has a checkpoint."""
-        return any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*.ckpt"))
+        """Whether it has a checkpoint; data of another class may not continue with the batches that come next."""
+        return self._is_known and any(not path.name.startswith(".") for path in (folder / CHECKPOINTS).glob("*.ckpt"))
 
     def curves(self, folder: Path) -> dict[str, list[tuple[int, float]]]:
         """``train_loss`` and ``val_loss``, from TensorBoard's files."""
@@ -101,9 +107,40 @@ class Fit(Program):
     def notes(self, results: Mapping[RunKey, Any]) -> list[str]:
         """A line for each variant whose pairs do not share all that those of others do."""
         planned = self.plan.record.variants
-        return [f"{name}: {each.unshared}." for name, each in planned.items() if each.unshared]
+        lines = [f"{name}: {each.unshared}." for name, each in planned.items() if each.unshared]
+        return lines + [f"{name}: {line}" for name, line in self._seen_in_hashes(results).items()]
 
-    def start_measuring(self, log: Path) -> Process:
+    def _seen_in_hashes(self, results: Mapping[RunKey, Any]) -> dict[str, str]:
+        """What hashes say about the training batches of variants whose data are of another class."""
+        found: dict[str, str] = {}
+        first = self.plan.experiment.first_seed
+        of_seeds = {
+            key.seed: each.summary.get(pairing.BATCHES) for key, each in results.items() if key.name == BASELINE
+        }
+        if not self._is_known and len(of_seeds) > 1 and len({*of_seeds.values()}) == 1:
+            found[BASELINE] = (
+                f"all seeds have the same training batches: {self.plan.experiment.seed_option} is not used."
+            )
+        for name, planned in self.plan.record.variants.items():
+            other = results.get(RunKey(name, first))
+            if planned.unshared or pairing.BATCHES not in planned.excused or other is None:
+                continue
+            is_same = of_seeds.get(first) == other.summary.get(pairing.BATCHES)
+            found[name] = f"by their hashes, its pairs share {'the' if is_same else 'no'} training batches."
+        return found
+
+    @property
+    def measures(self) -> bool:
+        """Only for a ``LanguageModel`` on token data."""
+        return self._is_known
+
+    @property
+    def _is_known(self) -> bool:
+        return all(planned.is_known for planned in self.plan.record.variants.values())
+
+    def start_measuring(self, log: Path) -> Process | None:
         """Start ``ablate measure`` with the code of the tree."""
+        if not self.measures:
+            return None
         words = ["ablate", "measure", str(self.plan.out.resolve())]
         return RunProcess(self.tree / MAIN, words, log=log, threads=self.plan.record.threads)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_llm.data.datamodule import TokenDataModule, data_attribute
+
 
 @dataclasses.dataclass
 class Variant:
@@ -26,9 +28,25 @@ class Variant:
 
     @property
     def architecture(self) -> Any:
-        """The model's config, with the vocabulary of the data."""
-        config = self.model.architecture
-        return dataclasses.replace(config, vocab_size=config.vocab_size or self.data.vocab_size)
+        """The model's config, with the vocabulary of the data; ``None``: the model is no ``LanguageModel``."""
+        config = getattr(self.model, "architecture", None)
+        if config is None:
+            return None
+        return dataclasses.replace(config, vocab_size=config.vocab_size or self.of_data("vocab_size"))
+
+    @property
+    def has_token_data(self) -> bool:
+        """Whether its data are those of ``TokenDataModule``, whose batches are known from its options."""
+        return isinstance(self.data, TokenDataModule)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it trains a ``LanguageModel`` on token data: what a step costs can be known before it trains."""
+        return self.has_token_data and self.architecture is not None
+
+    def of_data(self, name: str) -> Any:
+        """An attribute of its data; ``None`` if data of another class have none of this name."""
+        return data_attribute(self.data, name)
 
     @property
     def steps(self) -> int:

@@ -449,7 +449,7 @@ def cost_lines(report: ReportRecord) -> list[str]:
     if design.command:
         return [*_scaled_lines(report, design.match_option), f"{took}, added up."]
     counts = {name: variant.parameters for name, variant in report.variants.items()}
-    lines = matched_lines(report) + unequal_lines(counts)
+    lines = matched_lines(report) + unequal_lines(counts, is_plain=report.unit == report.metric)
     steps = {name: variant.step for name, variant in report.variants.items() if variant.step is not None}
     if steps:
         rounds = f"{spent.rounds} interleaved steps, {spent.threads} thread{'s' * (spent.threads != 1)}"

@@ -254,21 +254,28 @@ def _parts(batch: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _hash_of_other(batch: Any, number: int | None = None) -> Tensor | None:
-    """The hash of a batch of any other form, as a whole: of all its tensors in their order; ``None``: it has none.
+    """The sum of the hashes of a batch of any other form: of each row, if all its tensors have rows, else of all.
 
     Args:
-        batch: Nested lists, tuples and dicts with tensors.
-        number: Of the batch in the run. ``None``: the order does not count.
+        batch: Nested lists, tuples and dicts with tensors, of which dimension 0 counts rows.
+        number: Of the batch among those of the run. ``None``: the order does not count.
+
+    Returns:
+        ``None``: it has no tensors.
     """
     tensors: list[Tensor] = []
     apply_to_collection(batch, Tensor, tensors.append)
     if not tensors:
         return None
-    digest = hashlib.sha256(" ".join(map(tensor_hash, tensors)).encode()).digest()
-    value = np.array(int.from_bytes(digest[:8], "big", signed=True), dtype=np.int64)
-    with np.errstate(over="ignore"):
-        mixed = _mixed(value + np.int64(0 if number is None else number) * np.int64(_GOLDEN))
-    return torch.tensor(int(mixed))
+    has_rows = all(tensor.dim() for tensor in tensors) and len({len(tensor) for tensor in tensors}) == 1
+    flat = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    flat = [tensor.reshape(len(tensor) if has_rows and len(tensor) else 1, -1) for tensor in flat]
+    parts = [tensor.view(torch.uint8).numpy() if tensor.numel() else np.empty((len(tensor), 0)) for tensor in flat]
+    digests = [hashlib.sha256(b"".join(part[row].tobytes() for part in parts)).digest() for row in range(len(parts[0]))]
+    hashes = np.array([int.from_bytes(digest[:8], "big", signed=True) for digest in digests], dtype=np.int64)
+    if number is not None:
+        hashes = hashes + np.arange(number * len(hashes), (number + 1) * len(hashes)) * _GOLDEN
+    return torch.from_numpy(_mixed(hashes).sum(keepdims=True))[0]
 
 
 def is_kept(step: int, reached: int) -> bool:
