@@ -226,9 +226,9 @@ def kept_lines(base: Variant, variant: Variant) -> list[str]:
     The parser keeps every argument that both classes have, such as the learning rate, unless the variant sets it.
     """
     lines = []
-    if not (base.has_token_data and variant.has_token_data) and base.options["data"] != variant.options["data"]:
-        if None in (base.of_data("tokens_per_step"), variant.of_data("tokens_per_step")):
-            lines.append(f"{variant.name}: its data do not say tokens_per_step, so it gets as many steps, of any size")
+    tokens = [each.of_data("tokens_per_step") for each in (base, variant)]
+    if None in tokens and base.options["data"] != variant.options["data"]:
+        lines.append(f"{variant.name}: its data do not say tokens_per_step, so it gets as many steps, of any size")
     if line := unshared(base, variant):
         lines.append(f"{variant.name}: {line}")
     for option in KEEPING:

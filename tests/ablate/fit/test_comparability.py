@@ -1,10 +1,13 @@
 """Which variants may be compared: the refusals, and what the losses per byte of one text allow."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from lightning.pytorch import LightningModule
 
+from lightning_llm import ModelConfig
 from lightning_llm.ablate.fit.comparability import (
     aligned_options,
     excused_fields,
@@ -13,9 +16,12 @@ from lightning_llm.ablate.fit.comparability import (
     refuse_unsuitable,
     unshared,
 )
+from lightning_llm.ablate.fit.variant import Variant
 from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.data.validated import Validated
 from lightning_llm.statistics import pairing
+
+CONFIG = ModelConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
 
 
 class Data(TokenDataModule):
@@ -38,14 +44,10 @@ def variant(name="variant", *, data=None, trainer=None, architecture=None, text=
     vars(module).update({key: value for key, value in (data or {}).items() if hasattr(Data, key)})
     module.sources = [SimpleNamespace(store=SimpleNamespace(splits={"val": counts}, tokenizer_sha256="1"))]
     module.bytes_per_token = bytes_per_token
-    return SimpleNamespace(
-        name=name,
-        options={"data": data or {}, "trainer": trainer or {}},
-        architecture=SimpleNamespace(**{"initializer_range": 0.02, "mup": None, **(architecture or {})}),
-        data=module,
-        trainer=None,
-        steps=10,
-    )
+    options = {"data": data or {}, "trainer": trainer or {}, "model": {}}
+    config = dataclasses.replace(CONFIG, **(architecture or {}))
+    model = SimpleNamespace(architecture=config)
+    return Variant(name, options, model, module, SimpleNamespace(max_steps=10))
 
 
 @pytest.mark.parametrize(
@@ -154,8 +156,54 @@ def test_a_baseline_without_a_result_is_refused(changes, metric, says):
     refuse_unsuitable(variant("baseline"), [metric])
 
 
-def test_pairs_need_the_data_module_of_this_project():
-    base = variant("baseline")
-    base.data = SimpleNamespace()
-    with pytest.raises(ValueError, match=r"data\.class_path types\.SimpleNamespace: pairs need the data\.seed"):
-        refuse_unsuitable(base, ["val_loss"])
+class Own:
+    """Data of another class: without a seed, or with one of another name."""
+
+    def __init__(self, order=0):
+        self.order = order
+
+
+class Plain(LightningModule):
+    """A module that is no LanguageModel."""
+
+
+class Scored(Plain):
+    def validation_step(self, batch, index):
+        pass
+
+
+def own(name="variant", module=None, **options):
+    sections = {"data": {}, "model": {}, "trainer": {}, **options}
+    model = module or SimpleNamespace(architecture=CONFIG)
+    return Variant(name, sections, model, Own(), SimpleNamespace(max_steps=10))
+
+
+def test_data_of_another_class_need_an_argument_that_seeds_them():
+    with pytest.raises(ValueError, match=r"^data\.class_path .*Own has no argument seed, which makes pairs: add"):
+        refuse_unsuitable(own("baseline"), ["val_loss"])
+    refuse_unsuitable(own("baseline"), ["val_loss"], "data.order")
+    refuse_unsuitable(variant("baseline"), ["val_loss"])
+    with pytest.raises(ValueError, match="has no argument number"):
+        refuse_unsuitable(variant("baseline"), ["val_loss"], "data.number")
+
+
+def test_hashes_decide_about_data_of_another_class():
+    base, other = own("baseline"), own()
+    other.options["data"] = {"rows": 2}
+    refuse_incomparable(base, other, ["val_loss"])
+    assert excused_fields(base, other, {}) == (pairing.BATCHES,)
+    assert excused_fields(base, own(), {}) == ()
+    assert kept_lines(base, other) == [
+        "variant: its data do not say tokens_per_step, so it gets as many steps, of any size"
+    ]
+    assert aligned_options({"baseline": base, "other": other}) == {}
+
+
+def test_a_plain_module_is_compared_by_its_validation_loss():
+    with pytest.raises(ValueError, match="Plain has no validation_step, which logs val_loss: add it"):
+        refuse_unsuitable(own("baseline", Plain()), ["val_loss"], "data.order")
+    with pytest.raises(ValueError, match="metric bits_per_byte is one of LanguageModel"):
+        refuse_unsuitable(own("baseline", Scored()), ["bits_per_byte"], "data.order")
+    base, wide = own("baseline", Scored()), own("wide", Scored(), model={"width": 2})
+    refuse_unsuitable(base, ["val_loss"], "data.order")
+    assert excused_fields(base, wide, {}) == (pairing.INITIAL_VALUES,)

@@ -10,6 +10,7 @@ from lightning_llm.ablate.fit.matching import MATCHING, Matched, facts_of, scale
 from lightning_llm.ablate.fit.variant import Variant
 from lightning_llm.ablate.matching import MATCHES, matched_within
 from lightning_llm.ablate.report.record import Variant as Reported
+from lightning_llm.data.datamodule import TokenDataModule
 from lightning_llm.measure.timer import Timing
 from lightning_llm.optim.schedules import Constant, Schedule, WarmupCosine, WarmupLinear, WarmupStableDecay
 
@@ -17,8 +18,14 @@ SIZES = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_atten
 WIDTH = "model.architecture.intermediate_size"
 
 
+class Data(TokenDataModule):
+    """A module without a store."""
+
+    vocab_size = 50
+
+
 def variant(name, steps=100, schedule=None, given=None, tokens=256, **options):
-    data = SimpleNamespace(vocab_size=50, tokens_per_step=tokens, context_length=16)
+    data = Data(global_batch_size=tokens // 16, context_length=16)
     trainer = SimpleNamespace(max_steps=steps, precision="32-true")
     model = SimpleNamespace(architecture=ModelConfig(**SIZES, **options), schedule=schedule)
     return Variant(name, {"model": {"schedule": given}}, model, data, trainer)
