@@ -92,19 +92,29 @@ def run_same(options: argparse.Namespace) -> int:
     base = _base(options)
     settings = {BASE: base}
     for option, text in varied:
-        name = f"{option.removeprefix(ARCHITECTURE_PREFIX)}={text}"
+        name = f"{option.removeprefix(ARCHITECTURE_PREFIX)}={_short(text)}"
+        name = name if name not in settings else f"{option.removeprefix(ARCHITECTURE_PREFIX)}={text}"
         try:
             settings[name] = _with(base, option, parse_yaml(text))
         except ValueError as error:
             if (option, text) not in of_all:
                 raise ValueError(f"--vary {option}={text}: {error}") from error
             print(f"{name} does not apply: {error}")
-    found = dict(_compared(settings, options))
-    for name, of_setting in found.items():
-        print("\n".join(_in_words(name, of_setting, with_table=options.table)))
+    compared = {name: (of_setting, bits) for name, of_setting, bits in _compared(settings, options)}
+    found: dict[str, Found] = {name: of_setting for name, (of_setting, _) in compared.items()}
+    for name, (of_setting, bits) in compared.items():
+        has_same_bits = name != BASE and bits == compared[BASE][1]
+        print("\n".join(_in_words(name, of_setting, with_table=options.table, has_same_bits=has_same_bits)))
     if options.json is not None:
         write_json(options.json, {name: _rows(of_setting) for name, of_setting in found.items()})
     return int(any(one.differs for of_setting in found.values() for each in of_setting.values() for one in each))
+
+
+def _short(text: str) -> str:
+    """A value in a line of a table: of a part with arguments, the last word of its class."""
+    value = parse_yaml(text) if text[:1] == "{" else text
+    path = value.get("class_path") if isinstance(value, dict) else None
+    return path.rpartition(".")[2] if isinstance(path, str) else text
 
 
 def _rows(found: Found) -> dict[str, Any]:
@@ -180,8 +190,10 @@ def _function(text: str) -> Callable[..., Any]:
     return found
 
 
-def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) -> Iterator[tuple[str, Found]]:
-    """Run the settings, and print a line about each."""
+def _compared(
+    settings: Mapping[str, "Setting"], options: argparse.Namespace
+) -> Iterator[tuple[str, Found, Mapping[str, str]]]:
+    """Run the settings, and print a line about each; its findings, and the digests of what it has computed."""
     from lightning_llm.measure.timer import num_threads
     from lightning_llm.same.steps import Float64Reference
 
@@ -197,7 +209,7 @@ def _compared(settings: Mapping[str, "Setting"], options: argparse.Namespace) ->
                 raise ValueError(str(error) if name == BASE else f"--vary {name}: {error}") from error
             for precision, each in found.items():
                 print(f"{name:<36} {precision:<11} {_ratios(each)}")
-            yield name, found
+            yield name, found, reference.digests
         print()
 
 
@@ -207,14 +219,14 @@ def _ratios(findings: list["Finding"]) -> str:
     return " ".join(f"{max(ratios):>9.2g}" if ratios else f"{'-':>9}" for ratios in of_phase.values())
 
 
-def _in_words(name: str, found: Found, *, with_table: bool) -> Iterator[str]:
+def _in_words(name: str, found: Found, *, with_table: bool, has_same_bits: bool) -> Iterator[str]:
     """The verdict about a setting; the table of modules if it differs."""
     # the precision that is last, float64, hides least
     different = [precision for precision, each in found.items() if any(one.differs for one in each)]
     precision = different[-1] if different else next(iter(found))
     first = next((one for one in found[precision] if one.differs), None)
     if first is None:
-        yield f"{name}: same up to rounding"
+        yield f"{name}: same up to rounding{', and the bits of base' if has_same_bits else ''}"
     else:
         error = f"its error is {first.error:.2g} in {precision}, where rounding allows {first.allowed:.2g}"
         yield f"{name}: {first.module} differs first, in {first.phase} ({first.what}): {error}"

@@ -6,6 +6,7 @@ a setting    once in its own precision and once in float64, where rounding hides
 """
 
 import dataclasses
+import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -104,6 +106,9 @@ class Float64Reference:
         part: The module that ``function`` replaces, by name; ``mlp`` is that of every layer.
         function: Of the user's own: called with the part, and what the part is called with.
 
+    Attributes:
+        digests: Hashes of all that the setting compared last has computed, by precision: equal ones have the same bits.
+
     Raises:
         ValueError: There is no such part.
     """
@@ -114,6 +119,7 @@ class Float64Reference:
         )
         self.weights = random_weights(self._plain.config)
         self._steps: dict[Any, RecordedStep] = {}
+        self.digests: dict[str, str] = {}
         with torch.device("meta"):
             names = [name for name, _ in Transformer(self._plain.config, seed=0).named_modules()]
         parts = [name for name in names if f".{name}".endswith(f".{part}")] if function else []
@@ -136,9 +142,11 @@ class Float64Reference:
         Raises:
             ValueError: The setting has other parameters than the base, or cannot run here.
         """
+        steps = recorded_steps(setting, self.weights)
+        self.digests = {precision: _digest(run) for precision, run in steps.items()}
         return {
             precision: findings(run, self._recorded(EXACT), self._noises(precision), unit_of(precision))
-            for precision, run in recorded_steps(setting, self.weights).items()
+            for precision, run in steps.items()
         }
 
     def _noises(self, precision: str) -> list[Rounding]:
@@ -160,6 +168,16 @@ def unit_of(precision: str) -> float:
     """Half the distance from 1 to the next number, in the dtype of most of the work."""
     weights, autocast = SAME_PRECISIONS[precision]
     return torch.finfo(autocast or weights).eps / 2
+
+
+def _digest(step: RecordedStep) -> str:
+    """The SHA-256 of the outputs of all modules, the gradients of their inputs, and those of the parameters."""
+    found = hashlib.sha256()
+    for kind in (step.outputs, step.input_gradients, step.gradients):
+        for name in sorted(kind):
+            found.update(f"{name} {kind[name].dtype} {kind[name].shape}".encode())
+            found.update(np.ascontiguousarray(kind[name]).tobytes())
+    return found.hexdigest()
 
 
 # ---- a step

@@ -65,13 +65,26 @@ def test_settings_that_are_the_same(config, capsys):
     assert main(["same", "--config", config(), *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name in ("base", "checkpoint_level=2", "model.loss_chunks=1", "model.loss_chunks=3"):
-        assert f"{name}: same up to rounding" in lines
+        assert any(line.startswith(f"{name}: same up to rounding") for line in lines)
         assert len([line for line in lines if line.startswith(f"{name} ")]) == 2  # in bf16-mixed and 64-true
     with open("out.json", encoding="utf-8") as file:
         written = json.load(file)
     row = written["checkpoint_level=2"]["64-true"][0]
     assert row == {"module": "embed_tokens", "phase": "forward", "what": "output", "differs": False, **row}
     assert torch.get_num_threads() == threads
+
+
+def test_a_part_of_another_package_has_the_bits_of_the_base(config, capsys):
+    sizes = "{hidden_size: '${hidden_size}', intermediate_size: '${intermediate_size}'}"
+    arguments = f"{{config: {{class_path: transformers.LlamaConfig, init_args: {sizes}}}}}"
+    llama = f"{{class_path: transformers.models.llama.modeling_llama.LlamaMLP, init_args: {arguments}}}"
+    path = config(model={"architecture": {"hidden_size": 64, "mlp": "swiglu"}})
+    words = ["same", "--config", path, f"--vary=model.architecture.mlp={llama}", "--vary=model.architecture.mlp=geglu"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "mlp=LlamaMLP: same up to rounding, and the bits of base" in out
+    assert "base: same up to rounding\n" in out
+    assert "mlp=geglu: layers.0.mlp differs first" in out
 
 
 def test_one_percent_is_named_with_its_layer(config, capsys):

@@ -41,6 +41,11 @@ SIZES = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 
 
+LLAMA_CONFIG = {
+    "class_path": "transformers.LlamaConfig",
+    "init_args": {"hidden_size": "${hidden_size}", "intermediate_size": "${intermediate_size}"},
+}
+LLAMA_MLP = with_arguments("transformers.models.llama.modeling_llama.LlamaMLP", config=LLAMA_CONFIG)
 EXPERTS = with_arguments("mixture_of_experts", num_experts=4, top_k=2)
 PARTS = {  # what differs from the usual model
     "usual": {},
@@ -73,6 +78,11 @@ PARTS = {  # what differs from the usual model
     "no positions": {"position": "none"},
     "learned positions": {"position": "learned"},
     "alibi": {"position": "alibi"},
+    "of transformers": {"mlp": LLAMA_MLP, "norm": "transformers.models.llama.modeling_llama.LlamaRMSNorm"},
+    "of x-transformers": {
+        "mlp": with_arguments("x_transformers.x_transformers.FeedForward", dim="${hidden_size}", mult=2, glu=True),
+        "norm": with_arguments("x_transformers.x_transformers.ScaleNorm", dim="${size}"),
+    },
     "partial rope": {"partial_rotary_factor": 0.5},
     "z-loss and smoothing": {"loss": with_arguments("cross_entropy", z_loss=0.01, label_smoothing=0.1)},
     "yarn": {"rope_scaling": YARN},
@@ -108,6 +118,7 @@ EXPORTED = {
 pytestmark = [
     pytest.mark.filterwarnings("ignore:attention .* has no cache"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
     pytest.mark.filterwarnings("ignore:.*Function.. should not be instantiated"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
