@@ -123,6 +123,7 @@ UNITS = {
     "data.micro_batch_size": "sequences",
     "data.seed": "seed",
     "data.eval_batch_size": "sequences",
+    "data.eval_context_length": "tokens",
     "data.num_workers": "processes",
     "data.mixture": "share",
     "trainer.precision": "bits",
