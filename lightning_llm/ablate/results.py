@@ -199,6 +199,8 @@ def results_of(plan: Plan, previous: Mapping[RunKey, Result] | None = None) -> d
             continue
         if problem := _mismatch(plan, program, base, result):
             advice = "remove the folder that is wrong, and ablate run trains it again"
+            if not plan.variants[str(plan.variant_of(run.name))].is_known:
+                advice = "let the data of both give the same batches, and give another --out"
             if plan.is_reused(run) or plan.is_reused(base.run):
                 advice = "one is of another experiment: give another --out, and --reuse none"
             raise ValueError(f"{result.folder} and {base.folder} are no pair: {problem}; {advice}")

@@ -22,7 +22,7 @@ from lightning_llm.model.config import ModelConfig
 from lightning_llm.model.context import Context, CrossLayerState
 from lightning_llm.model.initial_values import Part, construct
 from lightning_llm.model.parts import BUILT_IN, arguments_of, name_of
-from lightning_llm.model.references import filled, is_mapped
+from lightning_llm.model.references import MLP_RATIO, filled, is_mapped
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
 PASSED = dict.fromkeys(BUILT_IN, "config is the ModelConfig") | {"norm": "size and eps are numbers"}
@@ -83,7 +83,9 @@ def build(
     _check_call(kind, name, make, called, given, options)
     forward = partial(_forward_pass, kind, config) if kind in ("attention", "mlp") else None
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    assert config.intermediate_size is not None
     values |= {"config": config, "layer": layer, "seed": seed, **of_size}
+    values[MLP_RATIO] = config.intermediate_size / config.hidden_size
     make_it = partial(make, *given, **options) if built_in else partial(_called, kind, make, given, options, values)
     part_to_make = Part(make_it, seed, path, f"{kind} {name!r}", built_in is None, config.hidden_size, forward)
     try:

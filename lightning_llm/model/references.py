@@ -13,7 +13,8 @@ from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
 from lightning_llm.io.untrusted import shown
 
 REFERENCE = re.compile(r"\$\{(.*)\}")
-OF_ALL = ("config", "layer", "seed")  # beside the fields of the config
+MLP_RATIO = "mlp_ratio"  # intermediate_size / hidden_size, by which many packages say how wide an MLP is
+OF_ALL = ("config", "layer", "seed", MLP_RATIO)  # beside the fields of the config
 OF_NORM = ("size", "eps")
 
 

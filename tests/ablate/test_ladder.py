@@ -52,9 +52,11 @@ def test_what_a_ladder_cannot_be(changes, says):
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_those_that_are_shipped_are_some(path):
     ladder = experiment_of(yaml.safe_load(path.read_text(encoding="utf-8")), path, path.stem)
-    sizes = ("15k", "30k", "60k", "120k") if path.stem == "held-out-again" else ("25k", "50k", "100k", "200k")
+    others = {"held-out-again": ("15k", "30k", "60k", "120k"), "mixtures": ("25k", "50k", None)}
+    sizes = {**others, "x-transformers": ("25k", "50k", "100k")}.get(path.stem, ("25k", "50k", "100k", "200k"))
     assert (ladder.folder, (*ladder.sizes, ladder.predict)) == (f"runs/{path.stem}", sizes)
-    assert at_size(ladder, "25k").match == ("flops" if path.stem == "parts" else "parameters")
+    rules = {"parts": "flops", "x-transformers": "flops", "mixtures": "tokens"}
+    assert at_size(ladder, "25k").match == rules.get(path.stem, "parameters")
 
 
 def test_the_ladders_of_one_question_differ_in_tokens_and_optimizer():

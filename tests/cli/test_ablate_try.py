@@ -271,7 +271,7 @@ def test_a_budget_is_that_of_the_whole_stream(interrupted, trainer, capsys):
         (["--vary", RELU, "--budget", "soon"], "--budget 'soon' is no time"),
         (["--vary", RELU, "--because", "x" * 501], "because"),
         (["--vary", RELU, "--match", "luck"], "luck"),
-        (["--vary", "trainer.max_steps=9"], "changes trainer.max_steps"),
+        (["--vary", "trainer.max_steps=9"], "has trainer.max_steps 9, which is 1.50 times the flops of the baseline"),
         (["--vary", "seed_everything=9"], "is set by the experiment"),
         (["--vary", RELU, "--baseline", "none.yaml"], "none.yaml"),
         (["--vary", RELU, "--with", GELU], f"--vary and --with give {MLP} twice"),

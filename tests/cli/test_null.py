@@ -22,6 +22,7 @@ model.architecture.vocab_size model.architecture.intermediate_size model.archite
 model.architecture.head_dim model.architecture.rope_scaling model.architecture.layers model.architecture.mup
 model.schedule model.loss_chunks model.memory_budget model.init_from model.compile_mode model.memory_reserve
 model.groups data.corpus data.path data.store data.micro_batch_size data.eval_batch_size data.raw_dtype
+data.eval_context_length
 data.predict_prompts data.mixture ckpt_path weights_only
 """
 OPTIONAL = TAKE_NULL.split()

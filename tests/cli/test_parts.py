@@ -163,7 +163,11 @@ class Asserts(nn.Module):
     [
         ("mlp", "Attributes", "AttributeError: 'ModelConfig' object has no attribute 'hidden_act'"),
         ("mlp", "Width", "TypeError: unsupported operand type(s) for *: 'ModelConfig' and 'int'"),
-        ("attention", "Width", "it takes (dim, mult=4): write a class that is called so and makes this one"),
+        (
+            "attention",
+            "Width",
+            "it takes (dim, mult=4): name its arguments in init_args, such as {dim: ${hidden_size}}",
+        ),
         ("loss", "Attributes", "Attributes(config, **arguments), where config is the ModelConfig"),
         ("norm", "Asserts", "Asserts(size, *, eps, **arguments), where size and eps are numbers"),
         ("norm", "Asserts", "its constructor failed: AssertionError: 7 heads"),

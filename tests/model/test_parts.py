@@ -78,11 +78,6 @@ PARTS = {  # what differs from the usual model
     "no positions": {"position": "none"},
     "learned positions": {"position": "learned"},
     "alibi": {"position": "alibi"},
-    "of transformers": {"mlp": LLAMA_MLP, "norm": "transformers.models.llama.modeling_llama.LlamaRMSNorm"},
-    "of x-transformers": {
-        "mlp": with_arguments("x_transformers.x_transformers.FeedForward", dim="${hidden_size}", mult=2, glu=True),
-        "norm": with_arguments("x_transformers.x_transformers.ScaleNorm", dim="${size}"),
-    },
     "partial rope": {"partial_rotary_factor": 0.5},
     "z-loss and smoothing": {"loss": with_arguments("cross_entropy", z_loss=0.01, label_smoothing=0.1)},
     "yarn": {"rope_scaling": YARN},
@@ -100,6 +95,11 @@ PARTS = {  # what differs from the usual model
     },
 }
 EXAMPLE_PARTS = {
+    "of transformers": {"mlp": LLAMA_MLP, "norm": "transformers.models.llama.modeling_llama.LlamaRMSNorm"},
+    "of x-transformers": {
+        "mlp": with_arguments("x_transformers.x_transformers.FeedForward", dim="${hidden_size}", mult=2, glu=True),
+        "norm": with_arguments("x_transformers.x_transformers.ScaleNorm", dim="${size}"),
+    },
     "layer scale": {"block": with_arguments("layer_scale.LayerScale", initial=0.5)},
     "multi-token prediction": {"loss": "multi_token.MultiToken"},
 }

@@ -39,6 +39,7 @@ def own(kind="mlp", layer=1, size=None, **arguments):
 def test_references_are_replaced_and_objects_are_made():
     act = {"class_path": "torch.nn.Softplus", "init_args": {"beta": "${num_attention_heads}"}}
     given, config = own(width="${hidden_size}", act=act, numbers=[1, "${layer}"], whole="${config}")
+    assert own(width="${mlp_ratio}")[0]["width"] == 1.5
     assert (given["width"], given["numbers"], given["layer"]) == (32, [1, 1], None)
     assert (given["act"].beta, given["whole"]) == (2, config)
     norm, _ = own("norm", size=7, width="${size}", eps="${eps}", numbers=["x ${size}"])

@@ -159,6 +159,23 @@ def has_same_batches(base: Variant, variant: Variant) -> bool:
     return sizes[0] == sizes[1] and not _has_other_shares(base, variant) and not _has_other_tokens(base, variant)
 
 
+def shape_from_size(base: Variant, variant: Variant) -> str:
+    """A clause about a variant that ``size`` gave another shape than the baseline; empty: it did not.
+
+    It chooses the shape whose parameters come closest, and makes a part smaller by ``intermediate_size`` where it can.
+    """
+    if variant.trainer.sizing is None or base.architecture is None or variant.architecture is None:
+        return ""
+    names = {"num_hidden_layers": "{} layers", "hidden_size": "width {}", "num_attention_heads": "{} heads"}
+    shapes = [
+        [words.format(getattr(each.architecture, name)) for name, words in names.items()] for each in (base, variant)
+    ]
+    if shapes[0] == shapes[1]:
+        return ""
+    of_base, own = (", ".join(shape) for shape in shapes)
+    return f"size gave it {own}, and the baseline {of_base}: it differs by more than what it changes"
+
+
 def _has_other_tokens(base: Variant, variant: Variant) -> bool:
     return bool(base.data.store.tokenizer_sha256 != variant.data.store.tokenizer_sha256)
 
@@ -229,8 +246,7 @@ def kept_lines(base: Variant, variant: Variant) -> list[str]:
     tokens = [each.of_data("tokens_per_step") for each in (base, variant)]
     if None in tokens and base.options["data"] != variant.options["data"]:
         lines.append(f"{variant.name}: its data do not say tokens_per_step, so it gets as many steps, of any size")
-    if line := unshared(base, variant):
-        lines.append(f"{variant.name}: {line}")
+    lines += [f"{variant.name}: {line}" for line in (unshared(base, variant), shape_from_size(base, variant)) if line]
     for option in KEEPING:
         (old_class, old), (new_class, new) = (_class_of(each.options["model"].get(option)) for each in (base, variant))
         if not old_class or not new_class or old_class.path == new_class.path:

@@ -26,6 +26,7 @@ from lightning_llm.ablate.fit.comparability import (
     refuse_incomparable,
     refuse_unseeded,
     refuse_unsuitable,
+    shape_from_size,
     unshared,
 )
 from lightning_llm.ablate.fit.cost import TrainingSteps, flops_of, parameters_of
@@ -324,7 +325,7 @@ def planned_variants(
             chance=chance_of(variant, experiment.metric),
             scales=_scales(variant, experiment.first_seed),
             excused=excused_fields(base, variant, experiment.variants.get(name, {})),
-            unshared=unshared(base, variant),
+            unshared="; ".join(filter(None, (unshared(base, variant), shape_from_size(base, variant)))),
             is_known=variant.is_known,
         )
     if base.architecture is None:  # nothing is known of its parts, to draw them again

@@ -14,6 +14,7 @@ from lightning_llm.ablate.fit.comparability import (
     kept_lines,
     refuse_incomparable,
     refuse_unsuitable,
+    shape_from_size,
     unshared,
 )
 from lightning_llm.ablate.fit.variant import Variant
@@ -47,7 +48,7 @@ def variant(name="variant", *, data=None, trainer=None, architecture=None, text=
     options = {"data": data or {}, "trainer": trainer or {}, "model": {}}
     config = dataclasses.replace(CONFIG, **(architecture or {}))
     model = SimpleNamespace(architecture=config)
-    return Variant(name, options, model, module, SimpleNamespace(max_steps=10))
+    return Variant(name, options, model, module, SimpleNamespace(max_steps=10, sizing=None))
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,19 @@ def test_a_limit_in_batches_counts_as_many_windows_with_a_batch_of_another_size(
     assert excused_fields(base, other, {}) == (pairing.BATCHES,)
 
 
+def test_another_shape_that_size_chose_is_named():
+    base, other = variant("baseline"), variant(architecture={"num_hidden_layers": 2, "intermediate_size": 4})
+    assert shape_from_size(base, other) == ""  # the user's own choice
+    base.trainer.sizing = other.trainer.sizing = SimpleNamespace()
+    line = (
+        "size gave it 2 layers, width 8, 2 heads, and the baseline 1 layers, width 8, 2 heads: it differs by more than"
+    )
+    assert shape_from_size(base, other) == f"{line} what it changes"
+    assert kept_lines(base, other) == [f"variant: {line} what it changes"]
+    other.model.architecture = base.model.architecture
+    assert shape_from_size(base, other) == ""
+
+
 def test_a_batch_of_another_size_keeps_the_order_of_the_windows():
     base, other = variant("baseline"), variant(data={"global_batch_size": 8})
     assert aligned_options({"baseline": base, "other": other}) == {}
@@ -175,7 +189,7 @@ class Scored(Plain):
 def own(name="variant", module=None, **options):
     sections = {"data": {}, "model": {}, "trainer": {}, **options}
     model = module or SimpleNamespace(architecture=CONFIG)
-    return Variant(name, sections, model, Own(), SimpleNamespace(max_steps=10))
+    return Variant(name, sections, model, Own(), SimpleNamespace(max_steps=10, sizing=None))
 
 
 def test_data_of_another_class_need_an_argument_that_seeds_them():
