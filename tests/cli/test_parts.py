@@ -231,3 +231,46 @@ def test_the_next_command_of_a_run_with_an_own_part_trusts_it(tiny, tmp_path, mo
         tiny("fit", **{"model.architecture.mlp": mlp, "trainer.max_steps": 1})
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "lightning-llm generate" in line)
         assert line.endswith(f"--max-new-tokens 200{words}")
+
+
+NEXT_TOKEN = """
+from torch import nn
+
+
+class NextToken(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.scale = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.scale.weight * x.roll(-1, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "which"),
+    [
+        (["check", "--config=base.yaml", "--model.architecture.mlp=next_parts.NextToken"], ""),
+        (
+            [
+                "fit",
+                "--config=base.yaml",
+                "--model.architecture.mlp=next_parts.NextToken",
+                "--trainer.log_every_n_steps=1",
+            ],
+            "lightning-llm fit: ",
+        ),
+        (
+            ["ablate", "run", "--baseline=base.yaml", "--vary=model.architecture.mlp=next_parts.NextToken"],
+            "lightning-llm ablate: NextToken: ",
+        ),
+    ],
+    ids=["check", "fit", "ablate"],
+)
+def test_a_part_that_sees_later_tokens_is_named_before_the_first_step(folder, monkeypatch, capsys, words, which):
+    monkeypatch.setattr("lightning_llm.cli.ablate_run.run_experiment", lambda *arguments: None)
+    monkeypatch.syspath_prepend(folder)
+    (folder / "next_parts.py").write_text(NEXT_TOKEN)
+    assert main(words) == 0
+    said = "".join(capsys.readouterr())
+    assert f"{which}layers.0: with mlp next_parts.NextToken, outputs change" in " ".join(said.split())
