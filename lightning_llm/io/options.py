@@ -34,6 +34,6 @@ def check_options(options: Any) -> None:
 
 
 def raise_all(problems: Iterable[str]) -> None:
-    """Raise a ValueError that lists all problems, if there are any."""
-    if listed := list(problems):
+    """Raise a ValueError that lists all problems, each of them once, if there are any."""
+    if listed := list(dict.fromkeys(problems)):
         raise ValueError("; ".join(listed))
