@@ -11,6 +11,7 @@ from lightning_llm.io.schema import list_of, one_of, open_record, record, whole
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+    from torch import Tensor
 
 FIT_LOOP = "fit_loop"
 TRAINING = "epoch_loop.batch_progress"
@@ -49,6 +50,12 @@ LOOPS = open_record(
 def step_is_complete(trainer: "Trainer") -> bool:
     """Whether the current micro-batch is the last of its optimizer step; the last one of an epoch always is."""
     return not trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def loss_in(outputs: Any) -> "Tensor | None":
+    """The loss that Lightning hands to callbacks after a micro-batch; ``None``: a module that optimizes by itself."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    return None if loss is None else loss.detach()
 
 
 def micro_batch_of_step(trainer: "Trainer") -> int:

@@ -103,7 +103,7 @@ def _options(parser: OneLineParser) -> None:
         add("--delta", type=float, metavar="NUMBER", help="smallest difference that matters, in the metric's unit")
         add("--tune", metavar="OPTION", help="tune this option for each variant first, such as the learning rate")
         add("--match", metavar="RULE", help=f"what is equal in a pair: {matches_in_words()} (default: tokens)")
-        about = "argument of data of your own class that seeds it (default: data.seed)"
+        about = "argument that seeds your own data module (default: data.seed)"
         add("--seed-option", metavar="OPTION", help=about)
         add("--first-seed", type=int, metavar="N", help="seed of the first pair (default: 0); the others follow")
         add_command(parser_of_plan)

@@ -20,7 +20,7 @@ from lightning_llm.cli.errors import local_in, named, one_line
 from lightning_llm.cli.jobs import lost_contact
 from lightning_llm.cli.parser_words import NO_ALTERNATIVE_FITS, in_plain_words
 from lightning_llm.data.datamodule import TokenDataModule
-from lightning_llm.io.trust import CLASS_PATH, TRUSTED, is_custom, not_found, trust_and_import
+from lightning_llm.io.trust import CLASS_PATH, TRUSTED, is_custom, not_found, path_of, trust_and_import
 from lightning_llm.io.untrusted import shown
 from lightning_llm.measure.attribution import is_out_of_memory
 from lightning_llm.training.module import LanguageModel
@@ -51,11 +51,6 @@ def choose(words: Sequence[str], given: Mapping[str, type | None]) -> dict[str, 
             raise ValueError(f"{section}.{CLASS_PATH} must be {expected}, got {path or cls}")
         chosen[section] = cls
     return chosen
-
-
-def path_of(cls: type) -> str:
-    """The import path of a class."""
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def is_custom_class(cls: type) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 from jsonargparse import set_parsing_settings
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_llm.accounting.plan_report import chosen_options, described
@@ -48,7 +48,7 @@ from lightning_llm.cli.training_output import TrainingSummary, print_checks
 from lightning_llm.data.datamodule import TokenDataModule, tokenizer_of
 from lightning_llm.io.atomic import write_json, write_text
 from lightning_llm.io.options import raise_all
-from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE
+from lightning_llm.io.trust import CLASS_PATH, TRUST_CODE, path_of
 from lightning_llm.io.untrusted import prefixed
 from lightning_llm.runs.directory import CONFIG, JOB, MEMORY_PLAN
 from lightning_llm.runs.find import check_resumable, find_checkpoint, run_of, step_in
@@ -161,7 +161,7 @@ class TrainingCLI(LightningCLI):
         custom_classes.check_parsed(self._options, words, self.classes)
         self._ckpt_path = self._options.pop("ckpt_path", None)
         if left_out := [name for name in hidden if self._options.pop(name, self) is not self]:
-            name = custom_classes.path_of(self.classes["data"])
+            name = path_of(self.classes["data"])
             rank_zero_print(f"lightning-llm {command}: {name} lacks {', '.join(left_out)}: left out")
 
     def before_instantiate_classes(self) -> None:
@@ -299,7 +299,7 @@ class TrainingCLI(LightningCLI):
 def cli_main(
     args: Sequence[str] | None = None,
     *,
-    model_class: type[LanguageModel] | None = None,
+    model_class: type[LightningModule] | None = None,
     data_class: type[LightningDataModule] | None = None,
 ) -> TrainingCLI:
     """Run ``fit``, ``check``, ``validate``, ``test`` or ``predict``: the same entry for shell, tests and notebooks.
@@ -307,7 +307,7 @@ def cli_main(
     Args:
         args: The command and its options, such as ``["fit", "--config", "configs/quickstart.yaml"]``; ``None`` takes
             them from the shell.
-        model_class: A subclass of LanguageModel, as by ``--model.class_path``, which overrides it.
+        model_class: Any LightningModule, as by ``--model.class_path``, which overrides it.
         data_class: Any LightningDataModule, as by ``--data.class_path``.
 
     Returns:

@@ -14,13 +14,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_llm.cli.custom_classes import is_custom_class, path_of
+from lightning_llm.cli.custom_classes import is_custom_class
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute, tokenizer_of
 from lightning_llm.generation import generate
 from lightning_llm.io.console import Console
 from lightning_llm.io.options import raise_all
 from lightning_llm.io.shell import shell_option, shell_path
-from lightning_llm.io.trust import TRUST_CODE
+from lightning_llm.io.trust import TRUST_CODE, path_of
 from lightning_llm.runs.directory import BEST, run_dir_of
 from lightning_llm.training.callbacks.progress import StatusFile
 from lightning_llm.training.callbacks.run_checkpoints import RunCheckpoints

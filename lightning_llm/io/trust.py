@@ -49,6 +49,11 @@ OFFERED = ("lightning_llm", "torch.optim", "lightning.fabric.plugins", *(f"light
 MOST_YAML_LEVELS = 3  # texts of YAML inside one another
 
 
+def path_of(cls: type) -> str:
+    """The import path of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def is_custom(path: str) -> bool:
     """Whether an import path begins outside this package."""
     return not path.startswith(OUR_PREFIX)

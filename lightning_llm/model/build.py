@@ -111,7 +111,7 @@ def _called(
     options: Mapping[str, Any],
     values: Mapping[str, Any],
 ) -> Any:
-    """What a constructor returns, called with what its arguments refer to and with the objects that they describe."""
+    """Call a constructor with the values that its arguments refer to, and the objects that they describe."""
 
     def object_of(path: str, arguments: Mapping[str, Any]) -> Any:
         cls = _imported(f"{kind}.init_args", path)

@@ -49,7 +49,7 @@ def classes_in(value: Any) -> Iterator[str]:
 
 
 def reference_problems(kind: str, arguments: Mapping[str, Any], fields: Iterable[str]) -> Iterator[str]:
-    """References to what there is not, and objects that are not written as such.
+    """A line for each reference to a name that does not exist, and for each malformed object.
 
     Args:
         kind: Of the part.

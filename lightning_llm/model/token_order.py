@@ -1,4 +1,4 @@
-"""What custom parts do with the order of tokens: attention that ignores the positions, parts that see later tokens.
+"""Checks of custom parts: does an attention use the positions of its model, and does a part see later tokens?
 
 Both are seen in what a copy with random weights computes, since neither shows in a loss: a model without positions
 learns less than it could, and one that sees the next token more than it should.
@@ -63,7 +63,7 @@ def _lines(block: Block, config: ModelConfig, custom: Sequence[str]) -> Iterator
 def _output(
     part: nn.Module, config: ModelConfig, position: Position, places: Sequence[int], is_changed: bool = False
 ) -> Tensor | None:
-    """What a copy of a part with random weights returns for random tokens; ``None``: it fails, or is not finite."""
+    """Run a copy of a part, with random weights, on random tokens; ``None``: it fails, or its output is not finite."""
     positions = torch.tensor(places)
     part = copy.deepcopy(part).eval()
     with drawing(0, "token order"), torch.no_grad():

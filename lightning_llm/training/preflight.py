@@ -23,6 +23,7 @@ from lightning_llm.data.token_store import TokenStore
 from lightning_llm.data.validated import asked_limit
 from lightning_llm.io.atomic import existing_parent
 from lightning_llm.io.options import raise_all
+from lightning_llm.io.trust import path_of
 from lightning_llm.io.units import decimal_size
 from lightning_llm.measure.gauges import device_memory
 from lightning_llm.model.config import ModelConfig
@@ -192,7 +193,7 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
     if is_token_data:
         yield from map(_store, (source.store for source in data.sources))
     else:
-        yield Check("data", f"{type(data).__module__}.{type(data).__qualname__}")
+        yield Check("data", path_of(type(data)))
     if getattr(model, "architecture", None) is None:  # a plain LightningModule
         yield from _of_plain_module(model, data, trainer, problems)
         return
@@ -231,8 +232,8 @@ def check_run(model: Any, data: Any, trainer: Any, folder: Path) -> Iterator[Che
 
 
 def _of_plain_module(model: Any, data: Any, trainer: Any, problems: Mapping[str, str]) -> Iterator[Check]:
-    """What can be known of a module that is no ``LanguageModel``, and what is left out of its runs."""
-    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    """Checks of a module that is no ``LanguageModel``; the first one says what is left out of its runs."""
+    name = path_of(type(model))
     problem = ""
     for method in ("training_step", "configure_optimizers"):
         if not is_overridden(method, model):

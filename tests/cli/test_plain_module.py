@@ -37,6 +37,17 @@ class Line(LightningModule):
         return torch.optim.SGD(self.parameters(), self.lr)
 
 
+class ByHand(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        self.optimizers().zero_grad()
+        self.manual_backward(self.loss(batch))
+        self.optimizers().step()
+
+
 class Mute(LightningModule):
     def __init__(self) -> None:
         super().__init__()
@@ -100,6 +111,15 @@ def test_a_plain_module_trains_resumes_with_the_same_batches_and_is_listed(folde
     assert main(["runs", "."]) == 0
     assert capsys.readouterr().out.count("finished") == 2
     assert main(["compare", "whole", "parts"]) == 0
+    assert "whole is a plain LightningModule: its val_loss has the unit that it logs" in capsys.readouterr().out
+
+
+def test_a_module_that_optimizes_by_itself_takes_the_same_steps(folder):
+    assert main([*FIT, "--trainer.run_dir=usual"]) == 0
+    assert main([*FIT, "--trainer.run_dir=by_hand", "--model.class_path=line_model.ByHand"]) == 0
+    usual, by_hand = (read_summary(folder / name, ("val_loss",)) for name in ("usual", "by_hand"))
+    for field in ("val_loss", "steps", "batches", "initial_values"):
+        assert usual[field] == by_hand[field] is not None, field
 
 
 @pytest.mark.parametrize("command", ["fit", "check"])

@@ -11,7 +11,7 @@ from lightning_llm.ablate.matching import ARCHITECTURE_PREFIX
 from lightning_llm.ablate.names import BASELINE
 from lightning_llm.ablate.options import SEED_OPTION
 from lightning_llm.data.validated import LIMIT, is_whole
-from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS
+from lightning_llm.io.trust import CLASS_PATH, INIT_ARGS, path_of
 from lightning_llm.runs.options import ClassPath, shown_option
 from lightning_llm.statistics import pairing
 from lightning_llm.training.metrics import BITS, VAL_LOSS
@@ -46,7 +46,7 @@ def refuse_unsuitable(base: Variant, metrics: Sequence[str], seed_option: str = 
     refuse_unseeded(base, seed_option)
     if base.architecture is None and not is_overridden("validation_step", base.model):
         raise ValueError(
-            f"model.class_path {path_of(base.model)} has no validation_step, which logs {metrics[0]}: add it"
+            f"model.class_path {path_of(type(base.model))} has no validation_step, which logs {metrics[0]}: add it"
         )
     if base.architecture is None and (other := next((name for name in metrics if name != VAL_LOSS), None)):
         raise ValueError(f"metric {other} is one of LanguageModel: a plain LightningModule is compared by {VAL_LOSS}")
@@ -71,12 +71,9 @@ def refuse_unseeded(variant: Variant, seed_option: str) -> None:
     takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
     if not (variant.has_token_data and seed_option == SEED_OPTION) and name not in arguments and not takes_any:
         advice = "add it, or name the argument that seeds it, with seeds: {option: data.NAME} or --seed-option"
-        raise ValueError(f"{section}.class_path {path_of(owner)} has no argument {name}, which makes pairs: {advice}")
-
-
-def path_of(made: object) -> str:
-    """The import path of an object's class."""
-    return f"{type(made).__module__}.{type(made).__qualname__}"
+        raise ValueError(
+            f"{section}.class_path {path_of(type(owner))} has no argument {name}, which makes pairs: {advice}"
+        )
 
 
 def refuse_incomparable(base: Variant, variant: Variant, metrics: Sequence[str]) -> None:
@@ -148,12 +145,12 @@ def excused_fields(base: Variant, variant: Variant, options: Mapping[str, Any]) 
         return (*excused, *([pairing.BATCHES] if base.options["data"] != variant.options["data"] else []))
     if base.data.store.tokenizer_sha256 != variant.data.store.tokenizer_sha256:
         excused += [pairing.BATCHES, pairing.VALIDATION_BATCHES]
-    elif not has_same_batches(base, variant):
+    elif not _has_same_batches(base, variant):
         excused.append(pairing.BATCHES)
     return tuple(excused)
 
 
-def has_same_batches(base: Variant, variant: Variant) -> bool:
+def _has_same_batches(base: Variant, variant: Variant) -> bool:
     """Whether a pair trains on the same batches, as far as the options say."""
     sizes = [(each.data.context_length, each.data.global_batch_size) for each in (base, variant)]
     return sizes[0] == sizes[1] and not _has_other_shares(base, variant) and not _has_other_tokens(base, variant)
@@ -166,14 +163,12 @@ def shape_from_size(base: Variant, variant: Variant) -> str:
     """
     if variant.trainer.sizing is None or base.architecture is None or variant.architecture is None:
         return ""
-    names = {"num_hidden_layers": "{} layers", "hidden_size": "width {}", "num_attention_heads": "{} heads"}
-    shapes = [
-        [words.format(getattr(each.architecture, name)) for name, words in names.items()] for each in (base, variant)
-    ]
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    shapes = [[f"{name} {getattr(each.architecture, name)}" for name in names] for each in (base, variant)]
     if shapes[0] == shapes[1]:
         return ""
     of_base, own = (", ".join(shape) for shape in shapes)
-    return f"size gave it {own}, and the baseline {of_base}: it differs by more than what it changes"
+    return f"size chose {own} for it, and {of_base} for the baseline, so they differ in more than the change"
 
 
 def _has_other_tokens(base: Variant, variant: Variant) -> bool:
@@ -217,7 +212,7 @@ def _as_many(count: int, variant: Variant, variants: Mapping[str, Variant]) -> i
 
 
 def unshared(base: Variant, variant: Variant) -> str:
-    """What the pairs of a variant do not share, because of what it changes; empty: all that pairs share.
+    """Clause about parts of the data that the pairs of a variant do not share; empty: they share all of it.
 
     Whoever trains with batches of another size may need another learning rate, which nothing here chooses.
     """

@@ -111,7 +111,7 @@ class Fit(Program):
         return lines + [f"{name}: {line}" for name, line in self._seen_in_hashes(results).items()]
 
     def _seen_in_hashes(self, results: Mapping[RunKey, Any]) -> dict[str, str]:
-        """What hashes say about the training batches of variants whose data are of another class."""
+        """Lines about the training batches of variants with custom data, by their hashes."""
         found: dict[str, str] = {}
         first = self.plan.experiment.first_seed
         of_seeds = {

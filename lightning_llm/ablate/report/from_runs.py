@@ -40,6 +40,7 @@ OTHER_WINDOWS = (
 CAPTURED_ALONE = "times of runs with and without trainer.capture are not compared"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
+OWN_UNIT = "is a plain LightningModule: its val_loss has the unit that it logs, whatever the head of the table says."
 NO_BITS = "validation loss not compared, since the tokenizers differ and a run has no bits per byte."
 Results = Mapping[str, float]
 Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
@@ -125,6 +126,7 @@ def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None
         reports.append(_report(text, groups, rows, delta))
     notes = [OTHER_TEXT] if len(reports) > 1 else []
     notes += [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
+    notes += [f"{run.path} {OWN_UNIT}" for run in finished if _is_plain(summaries[run.path])]
     for run in finished:
         changes = summaries[run.path].get("changed_on_resume", [])
         notes += [f"changed on resume: {run.path}, {change}" for change in changes]
@@ -188,6 +190,11 @@ def _variant(group: Group, *, has_bits: bool) -> Variant:
         steps=group.steps[0] if len(group.steps) == 1 else None,
         parameters=group.parameters,
     )
+
+
+def _is_plain(summary: Mapping[str, Any]) -> bool:
+    """Whether a run was validated by a module that does not know the perplexity, as each ``LanguageModel`` does."""
+    return summary.get(VAL_LOSS) is not None and "perplexity" in summary and summary["perplexity"] is None
 
 
 def _numbers(summary: Mapping[str, Any]) -> dict[str, float]:

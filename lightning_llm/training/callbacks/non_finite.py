@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_llm.checkpoints.archives import write_atomically
-from lightning_llm.checkpoints.loop_state import is_log_step, micro_batch_of_step, step_is_complete
+from lightning_llm.checkpoints.loop_state import is_log_step, loss_in, micro_batch_of_step, step_is_complete
 from lightning_llm.optim.base import local_shard
 from lightning_llm.runs.directory import run_dir_of, step_files
 from lightning_llm.training import metrics
@@ -51,7 +51,8 @@ class StopOnNonFinite(Callback):
         norm = getattr(pl_module, "grad_norm", None)
         step = trainer.global_step + (not complete)
         micro = micro_batch_of_step(trainer)
-        self._values.append((metrics.TRAIN_LOSS, step, range(micro, micro + 1), outputs["loss"].detach()))
+        if (loss := loss_in(outputs)) is not None:
+            self._values.append((metrics.TRAIN_LOSS, step, range(micro, micro + 1), loss))
         # under 16-mixed an infinite gradient is normal: the scaler skips the step and lowers the scale
         if complete and norm is not None and trainer.precision != "16-mixed":
             self._values.append((metrics.GRAD_NORM, step, range(trainer.accumulate_grad_batches), norm.detach()))

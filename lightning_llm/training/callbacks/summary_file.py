@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_llm.data.datamodule import TokenDataModule, data_attribute
 from lightning_llm.data.validated import asked_limit
 from lightning_llm.io.atomic import remove_path, write_json
+from lightning_llm.io.trust import path_of
 from lightning_llm.runs.directory import SUMMARY, WINDOWS, run_dir_of
 from lightning_llm.runs.status import FINISHED, write_status
 from lightning_llm.training import metrics
@@ -123,5 +124,5 @@ def options_of(trainer: Trainer, model: LightningModule, data: Any) -> dict[str,
 
 
 def _own_class(made: Any) -> dict[str, str]:
-    path = f"{type(made).__module__}.{type(made).__qualname__}"
+    path = path_of(type(made))
     return {} if made is None or path.startswith("lightning_llm.") else {"class_path": path}

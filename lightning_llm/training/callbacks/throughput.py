@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_llm.accounting.counts import StepFlops, step_flops
 from lightning_llm.accounting.hardware import TERA, find_device, matmul_precision
-from lightning_llm.checkpoints.loop_state import is_log_step, step_is_complete
+from lightning_llm.checkpoints.loop_state import is_log_step, loss_in, step_is_complete
 from lightning_llm.data.datamodule import data_attribute
 from lightning_llm.measure.timer import PhaseClock
 from lightning_llm.training import metrics
@@ -109,8 +109,7 @@ class TrainingLog(Callback):
     ) -> None:
         """Note the loss; log at log steps."""
         self._clock.mark("optimizer")
-        # a module that optimizes by itself may return nothing
-        if outputs is not None and (loss := outputs["loss"].detach()) is not None:  # divided by the micro-batches
+        if (loss := loss_in(outputs)) is not None:  # already divided by the number of micro-batches in a step
             step_loss = getattr(pl_module, "step_loss", None)
             denominator = step_loss.denominator if isinstance(step_loss, StepLoss) else None
             of_micro_batch = LossDenominator(trainer.accumulate_grad_batches, torch.ones_like(loss))
