@@ -1,6 +1,9 @@
 """A command of the documents, made small: what stands in it holds, but for sizes and numbers of steps."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
 
 MODEL = [
     "--model.architecture.hidden_size=32",
@@ -41,6 +44,11 @@ BENCHES = {
 }
 
 
+def is_whole(config: str) -> bool:
+    """Whether a config names a model and data of the reader's own: it needs no other config, and takes no sizes of ours."""
+    return all("class_path" in (yaml.safe_load(config).get(group) or {}) for group in ("model", "data"))
+
+
 def scaled(words: Sequence[str]) -> list[str]:
     """The words behind ``lightning-llm`` (``bench`` for ``python -m benchmarks``), with what makes the command small.
 
@@ -57,6 +65,8 @@ def scaled(words: Sequence[str]) -> list[str]:
         sizes = [*([] if has_text else TEXT), *MODEL]
         if any(word.startswith("--data.class_path") for word in options):  # which takes none of these
             sizes = [word for word in sizes if not word.startswith("--data.")]
+        if any(word.endswith(".yaml") and is_whole(Path(word).read_text()) for word in options):
+            sizes = []
         return [command, *options, *sizes, *TRAINER, steps]
     if command == "generate":
         return [command, *options, "--max-new-tokens", "4"]

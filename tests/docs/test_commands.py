@@ -20,6 +20,7 @@ import yaml
 from lightning_llm.__main__ import SUBCOMMANDS, TRAINER_WORDS
 from lightning_llm.cli.commands import COMMANDS
 from tests.docs.markdown import PAGES, README, ROOT, blocks, outside_of_blocks
+from tests.docs.scaled import is_whole
 from tests.docs.shell import Shell
 
 RUN = {"sh", "python", "yaml"}
@@ -97,7 +98,7 @@ def script(page):
             continue
         parts.append(f"cat > {written} <<'END OF BLOCK'\n{block.text}END OF BLOCK")
         if block.language == "yaml":
-            configs = f"--config {BASE} --config {written}"
+            configs = f"--config {written}" if is_whole(block.text) else f"--config {BASE} --config {written}"
             parts.append(f"lightning-llm fit {configs} --print_config > /dev/null")
         elif block.title is None:
             parts.append(f"python {written}")
