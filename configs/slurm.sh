@@ -1,7 +1,7 @@
 #!/bin/bash
 # A job on several hosts. When its time is up, it saves a checkpoint, SLURM requeues it, and it resumes from there:
 #   sbatch --nodes=4 --gpus-per-node=8 --ntasks-per-node=8 configs/slurm.sh --config configs/llama-125m.yaml \
-#     --config configs/ddp.yaml --data.micro_batch_size 15
+#     --config configs/ddp.yaml --data.micro_batch_size 16
 # Use one task per GPU. The run directory and the token store must be on a file system that all hosts share.
 #SBATCH --job-name=lightning-llm
 #SBATCH --nodes=2

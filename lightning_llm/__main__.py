@@ -17,7 +17,7 @@ from lightning_llm.cli.standard_streams import drop_output, note_imports, open_s
 
 # Idle OpenMP threads sleep after this many rounds of waiting, unless the user has set how they wait. libgomp reads it
 # once, when torch loads it. With its own default of 300,000, two runs on two cores take 4 to 7 times as long as one:
-# the idle threads of each keep the other's from working (docs/benchmarks.md, "Two runs at once").
+# the idle threads of each keep the other's from working (benchmarks/README.md, "Two runs at once").
 SPINS = "2000"
 # CUDA's allocator lets a block grow in place, unless the user has set how it works: evaluation and generation, with
 # their other shapes, then leave no gaps that a training step cannot use. torch reads it when it is imported.

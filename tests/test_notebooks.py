@@ -68,6 +68,7 @@ SMALL = {
         "sum_steps": 10,
     },
     "05_which_mlp": {"steps": 6, "looks": [2], "validation_batches": 1},
+    "06_does_my_change_help": {"pairs": 2, "iterations": 2},
 }
 
 # .ci/notebooks runs all of them, as they are

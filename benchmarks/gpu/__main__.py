@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parts = "next, second, third: the lists of benchmarks/gpu/README.md; a: tests, operators, memory; "
     parts += "b: training steps; c: fit from end to end"
     add("--part", required=True, choices=PARTS, help=parts)
-    add("--inputs", required=True, type=Path, metavar="DIR", help="folder of wheels and text (docs/benchmarks.md)")
+    add("--inputs", required=True, type=Path, metavar="DIR", help="folder of wheels and text (benchmarks/README.md)")
     add("--out", required=True, type=Path, metavar="DIR", help="folder for the rows and the plot; read at the start")
     add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=f"end after S seconds (default: {LIMIT_S:.0f})")
     add("--only", nargs="+", default=["*"], metavar="PATTERN", help="measure these, such as '124 M*' (default: all)")

@@ -46,7 +46,7 @@ MUST = {"124 M": (OURS, NANOGPT, TRANSFORMERS, LIGER, EAGER), "1.3 B": (OURS, NA
 PHASES = ("forward", "backward", "optimizer")
 STAGES = {"cpu": Stages(3, host=2), "cuda": Stages(100, host=5)}
 PROFILED = {"cpu": 2, "cuda": 10}
-# What a step of ours should reach, by a part of the card's name, model, and field (docs/benchmarks.md).
+# What a step of ours should reach, by a part of the card's name, model, and field (benchmarks/README.md).
 TARGETS: dict[str, dict[str, dict[str, float]]] = {
     "H200": {
         "124 M": {"over_nanogpt": 1.0, "over_transformers": 1.2},

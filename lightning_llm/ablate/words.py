@@ -58,12 +58,15 @@ def saved_in_words(seeds: int, interval: Sequence[int]) -> str:
 
 
 def parameter_lines(plan: Plan) -> list[str]:
-    """The parameters of each variant, and a line if they are not equal."""
+    """The parameters of each variant, its steps if they differ, and a line if parameters are not equal."""
     planned = {name: plan.variants[name] for name in (BASELINE, *plan.experiment.variants)}
     counts = {name: variant.facts.get("parameters") for name, variant in planned.items()}
     counted = (f"{name} {'unknown' if count is None else format(count, ',')}" for name, count in counts.items())
+    steps = {name: variant.steps for name, variant in planned.items()}
+    matched = ", ".join(f"{name} {count:,}" for name, count in steps.items() if count is not None)
     return [
         f"parameters: {', '.join(counted)}",
+        *([f"steps: {matched}"] if len({*steps.values()}) > 1 else []),
         *unequal_lines(counts, is_plain=plan.is_plain),
         *_unequal_scales(planned),
     ]

@@ -23,7 +23,7 @@ lr of AdamW and Adam                     1 / relative width (Yang et al. 2022, a
 lr of MuonAdamW                          1 / √ relative width: the spectral norm of its step, 0.2 √width (Liu et al.
                                          2025, arXiv:2502.16982), must not grow for square matrices (Yang et al. 2023,
                                          arXiv:2310.17813), and that of AdamW's grows with the width; 1 / √ relative
-                                         depth; nothing for the batch (measured: docs/benchmarks.md, learning rates)
+                                         depth; nothing for the batch (measured: benchmarks/README.md, learning rates)
 weight_decay                             lr · decay · steps is the base's (Wang and Aitchison 2024, arXiv:2405.13698;
                                          "Power Lines" confirms it where tokens per parameter are equal)
 warmup_steps, decay_steps,               the base's share of the run (ours); no schedule: its default

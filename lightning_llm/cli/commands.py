@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-FIRST = "docs/quickstart.md"
+FIRST = "docs/first-steps.md"
 GENERATION = "docs/generation.md"
 ACCOUNTING = "docs/accounting.md"
 SCORES = "loss, perplexity, and bits per byte"
@@ -47,7 +47,7 @@ COMMANDS = {
     "ablate": Command("ablate", "docs/ablate.md", "compare a baseline with variants in pairs of runs, until a verdict"),
     "estimate": Command("estimate", ACCOUNTING, "estimate a run's parameters, memory, FLOPs, and time from its config"),
     "plan": Command("plan", ACCOUNTING, "find the fastest settings that fit in memory, and write their config"),
-    "same": Command("same", "docs/how-do-i.md", "check that settings of a training step compute the same function"),
+    "same": Command("same", "docs/extending.md", "check that settings of a training step compute the same function"),
 }
 TRAINER_WORDS = [word for word, command in COMMANDS.items() if command.module == "train"]
 SYNTAX = (
@@ -117,7 +117,7 @@ def page_of(command: str) -> str:
     if (command, action) == ("ablate", "try"):
         return "docs/stream.md"
     if command == "-m":
-        return "docs/benchmarks.md"
+        return "benchmarks/README.md"
     return COMMANDS[command].page if command in COMMANDS else FIRST
 
 

@@ -26,10 +26,6 @@ from lightning_llm.model.references import MLP_RATIO, filled, is_mapped
 
 CONSTRUCTORS = dict.fromkeys(BUILT_IN, "(config, **arguments)") | {"norm": "(size, *, eps, **arguments)"}
 PASSED = dict.fromkeys(BUILT_IN, "config is the ModelConfig") | {"norm": "size and eps are numbers"}
-_MAPPING = (
-    "name its arguments in init_args, such as {dim: ${%s}}, or write a class that is called so and makes this one"
-)
-MAPPING = dict.fromkeys(BUILT_IN, _MAPPING % "hidden_size") | {"norm": _MAPPING % "size"}
 LONGEST = 200  # characters of a signature or an error in a message
 FORWARDS = {
     "attention": "x, context",
@@ -165,7 +161,7 @@ def _check_call(
     try:
         inspect.signature(function).bind(*given, **options)
     except TypeError as error:
-        advice = f": {MAPPING[kind]}" if call == CONSTRUCTORS[kind] else ""
+        advice = f": {_mapping(kind, function)}" if call == CONSTRUCTORS[kind] else ""
         called = f"{name.rpartition('.')[2]}{call}: {error}; it takes {_signature(function)}{advice}"
         raise ValueError(f"{kind} {name!r} is called as {called}") from None
 
@@ -186,8 +182,17 @@ def _misfit(kind: str, name: str, make: Callable[..., Any], call: str, error: Ex
     called = f"{make.__name__}{call}"
     if call == CONSTRUCTORS[kind]:
         called += f", where {PASSED[kind]} and arguments are those of init_args"
-    advice = f"it takes {_signature(make)}: {MAPPING[kind]}"
+    advice = f"it takes {_signature(make)}: {_mapping(kind, make)}"
     return f"{kind} {name!r} is called as {called}, and its constructor failed: {_shortened(reason)}{place}; {advice}"
+
+
+def _mapping(kind: str, make: Callable[..., Any]) -> str:
+    """Advice to map the arguments of a class of another package, with its own first argument as the example."""
+    argument = next(iter(inspect.signature(make).parameters), "dim")
+    number = "${size}" if kind == "norm" else "${hidden_size}"
+    value = "{class_path: …, init_args: …}" if "config" in argument else number
+    example = f"{{{argument}: {value}}}"
+    return f"name its arguments in init_args, such as {example}, or write a class that is called so and makes this one"
 
 
 def _signature(function: Callable[..., Any]) -> str:

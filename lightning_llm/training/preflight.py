@@ -238,7 +238,7 @@ def _of_plain_module(model: Any, data: Any, trainer: Any, problems: Mapping[str,
     for method in ("training_step", "configure_optimizers"):
         if not is_overridden(method, model):
             problem = problem or f"model.class_path {name} has no {method}, which training calls: add it"
-    yield Check(PLAIN_MODULE, f"{name}; {LEFT_OUT}", problem)
+    yield Check(PLAIN_MODULE, name if problem else f"{name}; {LEFT_OUT}", problem)
     if isinstance(data, TokenDataModule):
         yield from _texts(data, trainer, problems)
         yield _batch(data, trainer, problems)

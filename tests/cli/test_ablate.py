@@ -173,6 +173,7 @@ def test_context_batch_and_steps_may_vary_where_tokens_and_validation_windows_ar
     plan = json.loads(Path("out", PLAN).read_text())["variants"]
     assert {name: plan[name]["steps"] for name in LENGTHS} == {"context": 12, "batch": 12, "steps": 3}
     assert {plan[name]["ratio"] for name in LENGTHS} == {1.0}
+    assert "it trains 12 steps in place of 6" in plan["context"]["unshared"]
     configs = {
         name: yaml.safe_load(Path("out", CONFIGS, f"{name}.yaml").read_text()) for name in ("baseline", *LENGTHS)
     }
@@ -204,7 +205,8 @@ def test_pairs_of_other_lengths_validate_the_same_windows(folder):
     assert batches["baseline"] == batches["batch"] == batches["steps"] != batches["context"]  # the order of windows
     said = (folder / "out.txt").read_text()
     assert "context: its pairs share the validation windows, of 8 tokens, and no training batches" in said
-    assert "in batches of 4 windows in place of 8." in said
+    assert "in batches of 4 windows in place of 8; it trains 12 steps in place of 6, at the learning rate" in said
+    assert "steps: baseline 6, batch 12, context 12, steps 3" in said
 
 
 def test_a_plan_is_frozen_once(folder, monkeypatch, capsys):

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 SHALLOW = ("--model.architecture.num_hidden_layers", "1", "--model.architecture.mlp", "gelu")  # is traced fast
 SAMPLES = "lightning_llm.training.callbacks.SampleText"
 MISTAKES = [  # one for each page at the least, as a user makes it
-    (["fit", "--config", "nowhere.yaml"], "docs/quickstart.md"),
-    (["fitt"], "docs/quickstart.md"),
+    (["fit", "--config", "nowhere.yaml"], "docs/first-steps.md"),
+    (["fitt"], "docs/first-steps.md"),
     (["check", "--config", "nowhere.yaml"], "docs/resume.md"),
     (["fit", "--ckpt_path", "last"], "docs/resume.md"),
     (["prepare", "nowhere.txt"], "docs/data.md"),
@@ -31,7 +31,7 @@ MISTAKES = [  # one for each page at the least, as a user makes it
     (["fit", f"--trainer.callbacks+={SAMPLES}", "--trainer.callbacks.every_n_steps=0"], "docs/dashboard.md"),
     (["plan"], "docs/accounting.md"),
     (["fit", "--model.memory_budget", "1KiB", *SHALLOW], "docs/accounting.md"),
-    (["same", "--config", "nowhere.yaml", "--vary", "all"], "docs/how-do-i.md"),
+    (["same", "--config", "nowhere.yaml", "--vary", "all"], "docs/extending.md"),
     (["ablate", "status", "nowhere"], "docs/ablate.md"),
     (["fit", "--model.architecture.mlp", "swigloo"], "docs/extending.md"),
     (["fit", "--model.architecture.layers", "[{attention: value_residual}, {}]"], "docs/parts.md"),
@@ -72,9 +72,9 @@ def test_no_page_is_left_out_above():
         ("fit", "process 1 on host has lost the others: connection reset; start the job again", "docs/distributed.md"),
         ("fit", "the first of two counts: data.store and model.architecture.mlp", "docs/data.md"),
         ("prepare", "a tool has one page, whatever is named: mlp, devices", "docs/data.md"),
-        ("-m", "python -m benchmarks: error: stored is no bench", "docs/benchmarks.md"),
+        ("-m", "python -m benchmarks: error: stored is no bench", "benchmarks/README.md"),
         ("generate", "stored is no store", "docs/generation.md"),
-        ("fit", "stored, not a word of the table", "docs/quickstart.md"),
+        ("fit", "stored, not a word of the table", "docs/first-steps.md"),
     ],
 )
 def test_the_word_that_stands_first_leads(command, line, page):

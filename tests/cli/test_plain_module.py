@@ -59,13 +59,13 @@ class FromStep:
 
     def __iter__(self):
         for step in range(self.data.trainer.global_step, 100):
-            yield self.data.batch(1000 * self.data.order + step)
+            yield self.data.batch(1000 * self.data.order + self.data.skip + step)
 
 
 class Points(LightningDataModule):
-    def __init__(self, rows: int = 4, order: int = 0) -> None:
+    def __init__(self, rows: int = 4, order: int = 0, skip: int = 0) -> None:
         super().__init__()
-        self.rows, self.order = rows, order
+        self.rows, self.order, self.skip = rows, order, skip
 
     def batch(self, number):
         x = torch.randn(self.rows, 2, generator=torch.Generator().manual_seed(number))
@@ -110,8 +110,12 @@ def test_a_plain_module_trains_resumes_with_the_same_batches_and_is_listed(folde
     assert f"{whole['val_loss']:.6f}" in capsys.readouterr().out
     assert main(["runs", "."]) == 0
     assert capsys.readouterr().out.count("finished") == 2
-    assert main(["compare", "whole", "parts"]) == 0
-    assert "whole is a plain LightningModule: its val_loss has the unit that it logs" in capsys.readouterr().out
+    assert main([*FIT, "--trainer.run_dir=slow", "--model.lr=0.01"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "whole", "slow", "--format=markdown"]) == 0
+    printed = capsys.readouterr().out
+    assert "val_loss" in printed
+    assert "nats/token" not in printed  # the unit is the module's own
 
 
 def test_a_module_that_optimizes_by_itself_takes_the_same_steps(folder):
@@ -147,7 +151,7 @@ def test_a_plain_module_is_compared_and_hashes_say_which_batches_pairs_share(fol
     assert "rows,seed=0 and out/runs/baseline,seed=0 are no pair: their validation batches differ" in " ".join(
         capsys.readouterr().err.split()
     )
-    del experiment["variants"]["rows"]
+    experiment["variants"]["rows"] = {"data.skip": 50}
     (folder / "exp.yaml").write_text(yaml.safe_dump({**experiment, "out": "again"}))
     assert main(["ablate", "run", "exp.yaml"]) == 0
     loaded = load_experiment(folder / "again")
@@ -157,4 +161,6 @@ def test_a_plain_module_is_compared_and_hashes_say_which_batches_pairs_share(fol
     assert batches["baseline", 0] == batches["slow", 0] == batches["wide", 0] != batches["baseline", 1]
     report = json.loads((folder / "again" / "report.json").read_text())
     assert report["unit"] == "val_loss"
+    others = "rows: by their hashes, its pairs share no training batches; it trains 8 steps, on an amount of data that "
+    assert f"{others}is not known." in report["notes"]
     assert {row["pairs"] for row in report["rows"] if row["variant"] != "baseline"} == {2}

@@ -150,7 +150,7 @@ def test_a_mistake_is_one_line(config, capsys, words, sections, reason):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lightning-llm same: error: ")
     assert reason in line
-    assert line.endswith("(docs/how-do-i.md)")
+    assert line.endswith("(docs/extending.md)")
 
 
 def test_kernels_are_interpreted_on_a_cpu_in_float32(config, capsys, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 NOT_RUN = "not run: "
 _FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})(\w*)(.*)$")
 _TITLE = re.compile(r'title="([^"]+)"')

@@ -45,7 +45,7 @@ BENCHES = {
 
 
 def is_whole(config: str) -> bool:
-    """Whether a config names a model and data of the reader's own: it needs no other config, and takes no sizes of ours."""
+    """Whether a config names a model and data of the reader's own: it needs no other config, and no sizes of ours."""
     return all("class_path" in (yaml.safe_load(config).get(group) or {}) for group in ("model", "data"))
 
 

@@ -30,7 +30,7 @@ PROGRAMS = ("lightning-llm", "python", "python3", "pip", "pytest", "torchrun", "
 # What cannot be had in a test. A reason begins with one of them, so that none is made up by the way.
 REASONS = ("needs a GPU", "needs the network", "needs two hosts", "needs SLURM", "needs a browser", "takes", "installs")
 BENCHMARK = re.compile(r"^python ((?:-m )?benchmarks[\w./]*)", re.MULTILINE)
-QUICK = {"README.md", "quickstart.md", "ablate.md"}
+QUICK = {"README.md", "first-steps.md", "ablate.md"}
 BASE = "configs/shakespeare-char.yaml"
 
 

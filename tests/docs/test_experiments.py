@@ -10,7 +10,7 @@ from lightning_llm.statistics.factorial import factorial
 from lightning_llm.statistics.verdict import Sample, verdicts, with_window_error
 
 FOLDER = Path(__file__).parents[2] / "docs" / "experiments"
-PATHS = sorted(FOLDER.glob("*.json"))
+PATHS = sorted(set(FOLDER.glob("*.json")) - {FOLDER / "audit.json"})  # which has numbers of logs, and is no report
 NUMBERS = ("pairs", "difference", "interval", "p", "p_adjusted", "sd", "level", "critical")
 WORDS = ("verdict", "direction", "against_delta", "diverged", "baseline_diverged", "rule")
 

@@ -3,7 +3,6 @@
 import ast
 import io
 import re
-import runpy
 import tokenize
 
 import pytest
@@ -16,14 +15,6 @@ CONFIG_PAGE = ROOT / "docs" / "config.md"
 OVERLAYS = [ROOT / "configs" / name for name in ("ddp.yaml", "fsdp.yaml", "memory-profile.yaml")]  # only say how
 CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - set(OVERLAYS))
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def test_the_list_of_source_files_is_current():
-    script = runpy.run_path(str(ROOT / "docs" / "source_files.py"), run_name="source_files")
-    page = script["page"]()
-    assert script["PAGE"].read_text(encoding="utf-8") == page, "write it again: python docs/source_files.py"
-    assert page.count("| `") > 150
-    assert all(re.fullmatch(r"\| `\w+\.py` \| .*\w.* \|", row) for row in page.splitlines() if row.startswith("| `"))
 
 
 def test_the_guide_to_changes_names_files_that_exist():
@@ -89,11 +80,12 @@ def test_what_the_comparison_claims_has_a_source():
     assert projects[0] == "lightning-llm"
     assert len(projects) > 4
     for question, answers in questions.items():
-        assert list(answers) == projects, question
+        assert "lightning-llm" in answers, question
+        assert list(answers) == [project for project in projects if project in answers], question
         (_, ours), *others = answers.items()
         shown = re.findall(r"\]\(([^)]+)\)", ours)
         assert ours == "no" or shown, question
-        assert all(re.match(r"\.\./tests/|(benchmarks|reliability)\.md", link) for link in shown), question
+        assert all(re.match(r"\.\./(tests/|benchmarks/README\.md#)|reliability\.md", link) for link in shown), question
         for project, answer in others:
             said = re.findall(r"\]\((https://[^)]+)\)", answer)
             assert answer == "–" or said, f"{question} {project}: {answer}"

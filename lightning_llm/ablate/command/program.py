@@ -201,14 +201,15 @@ class CommandProgram(Program):
             if base is None or other is None or other.summary.get("imports_tree"):
                 continue
             output = other.summary.get("output")  # of a resumed run none
-            if output is not None and output == base.summary.get("output"):
+            if output is not None and output == base.summary.get("output") and other.loss == base.loss:
                 return f"{name}: the change has no effect on the output: does the command run the code of this folder?"
         return ""
 
     def _ignored_seed(self, results: Mapping[RunKey, Any]) -> str:
         """Whether a variant ignores its seed: its runs would be one run, repeated.
 
-        The metric may be coarse, so two equal ones say that only if all of the output is equal; else it takes three.
+        The metric may be coarse, so two equal ones say that only if all of the output is equal; else it takes three. A
+        program that writes its metric to a file may print the same in each run.
         """
         experiment = self.plan.experiment
         for name in (BASELINE, *experiment.variants):
@@ -216,7 +217,7 @@ class CommandProgram(Program):
             ended = [results[key] for key in keys if key in results and not results[key].has_failed]
             losses = [result.loss for result in ended]
             outputs = [result.summary.get("output") for result in ended]
-            is_one = len(outputs) > 1 and outputs[0] is not None and outputs[0] == outputs[1]
+            is_one = len(outputs) > 1 and outputs[0] is not None and outputs[0] == outputs[1] and losses[0] == losses[1]
             if is_one or (len(losses) == SEEDS_THAT_DIFFER and len({*losses}) == 1):
                 seeds = " and ".join(str(result.run.seed) for result in ended[: 2 if is_one else None])
                 problem = f"{titled(name)} has the same {experiment.metric} {losses[0]:g} with seeds {seeds}"

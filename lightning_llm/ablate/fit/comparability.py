@@ -26,6 +26,10 @@ PAIRED = ("max_epochs", "max_time", "limit_train_batches", "limit_val_batches", 
 OTHER_VALUES = "a pair starts from the same values: give it to the baseline, or leave it out"
 OTHER_CAPTURE = "times of a captured and of another step are not compared: give it to the baseline, or leave it out"
 OTHER_BATCHES = "a pair needs the same batches and validation text: leave it out"
+OTHER_TEXT = (
+    "a pair validates the same text: prepare both texts, and let data.mixture weigh their stores, such as {A: 1, B: 0} "
+    "in the baseline and {A: 0, B: 1} here"
+)
 SETTINGS = {"trainer.precision": "precision", "trainer.tf32": "tf32"}  # may change, with its field of a summary
 KEEPING = ("optimizer", "schedule")  # of the model: another class keeps the arguments that it also has
 OF_INITIAL_VALUES = ("initializer_range", "mup")  # of the architecture
@@ -114,6 +118,8 @@ def _changes_of_data(base: Variant, variant: Variant, metrics: Sequence[str]) ->
         yield f"data.{CONTEXT} to {given}", "one must be a multiple of the other, so that windows are aligned"
     has_bytes = None not in (base.data.bytes_per_token, variant.data.bytes_per_token)
     advice = OTHER_BATCHES
+    if "path" in changed or "corpus" in changed or "store" in changed:
+        advice = OTHER_TEXT
     if set(changed) <= set(TEXT_DATA) and has_bytes and _text_of(base) == _text_of(variant):
         is_part = bool(changed) and not is_whole(base.options["trainer"].get("limit_val_batches"))
         changed = [] if {*metrics} == {BITS} and not is_part else changed

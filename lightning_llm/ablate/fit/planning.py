@@ -150,7 +150,7 @@ class FitDraft(Draft):
             threads=threads,
             accelerator=accelerator,
             text=_text(base.options["data"]),
-            validation=_validation(base.options["trainer"]),
+            validation=_validation(base),
             variants=planned_variants(self.experiment, variants, matched),
             identities=identities(variants, configs, threads, self.code_of_baseline),
             configs=configs,
@@ -325,12 +325,21 @@ def planned_variants(
             chance=chance_of(variant, experiment.metric),
             scales=_scales(variant, experiment.first_seed),
             excused=excused_fields(base, variant, experiment.variants.get(name, {})),
-            unshared="; ".join(filter(None, (unshared(base, variant), shape_from_size(base, variant)))),
+            unshared="; ".join(
+                filter(None, (unshared(base, variant), _other_steps(base, variant), shape_from_size(base, variant)))
+            ),
             is_known=variant.is_known,
         )
     if base.architecture is None:  # nothing is known of its parts, to draw them again
         return planned
     return {**planned, NULL: msgspec.structs.replace(planned[BASELINE], excused=(pairing.NULL_VALUES,))}
+
+
+def _other_steps(base: Variant, variant: Variant) -> str:
+    """Clause about the steps of a variant that trains with other batches, for as many tokens or FLOPs."""
+    if variant.steps == base.steps or not unshared(base, variant):
+        return ""
+    return f"it trains {variant.steps} steps in place of {base.steps}, at the learning rate that its options give"
 
 
 def configs_of(variants: Mapping[str, Variant]) -> dict[str, dict[str, Any]]:
@@ -390,12 +399,14 @@ def _text(data: Mapping[str, Any]) -> str:
     return str(next((data[name] for name in TEXTS if data.get(name)), ", ".join(data.get("mixture") or ())))
 
 
-def _validation(trainer: Mapping[str, Any]) -> str:
+def _validation(base: Variant) -> str:
     """How much of the validation text each run's metric is of."""
-    limit = trainer.get(LIMIT.rpartition(".")[2])
+    limit = base.options["trainer"].get(LIMIT.rpartition(".")[2])
     if is_whole(limit):
         return "the whole validation text"
-    amount = f"{limit} × data.global_batch_size windows" if isinstance(limit, int) else f"{limit:.0%}"
+    rows = base.data.global_batch_size if base.has_token_data else None
+    amount = f"{limit} batches" if rows is None else f"{limit} × {rows} windows"
+    amount = amount if isinstance(limit, int) else f"{limit:.0%}"
     return f"{amount} of the validation text"
 
 

@@ -121,12 +121,16 @@ class Fit(Program):
             found[BASELINE] = (
                 f"all seeds have the same training batches: {self.plan.experiment.seed_option} is not used."
             )
+        base = self.plan.record.variants[BASELINE]
         for name, planned in self.plan.record.variants.items():
             other = results.get(RunKey(name, first))
             if planned.unshared or pairing.BATCHES not in planned.excused or other is None:
                 continue
             is_same = of_seeds.get(first) == other.summary.get(pairing.BATCHES)
-            found[name] = f"by their hashes, its pairs share {'the' if is_same else 'no'} training batches."
+            amount = ""
+            if not is_same and None in (each.facts.get("tokens_per_step") for each in (base, planned)):
+                amount = f"; it trains {planned.steps} steps, on an amount of data that is not known"
+            found[name] = f"by their hashes, its pairs share {'the' if is_same else 'no'} training batches{amount}."
         return found
 
     @property

@@ -40,7 +40,6 @@ OTHER_WINDOWS = (
 CAPTURED_ALONE = "times of runs with and without trainer.capture are not compared"
 THREADS_DIFFER = "The runs used different numbers of threads, which changes bits and time: each number is a group."
 OTHER_TEXT = "Runs on other texts are not compared with one another: each text has its own table."
-OWN_UNIT = "is a plain LightningModule: its val_loss has the unit that it logs, whatever the head of the table says."
 NO_BITS = "validation loss not compared, since the tokenizers differ and a run has no bits per byte."
 Results = Mapping[str, float]
 Summaries = Mapping[Path, Mapping[str, Any]]  # the summary.json of each run
@@ -123,10 +122,11 @@ def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None
         results = [(run, metric_values(run.path, summaries[run.path])) for run in members]
         groups = group_runs(results, summaries, tokenizers)
         rows = rows_of_groups(groups, summaries, delta=delta, must_pair=must_pair)
+        if any(_is_plain(summaries[run.path]) for run in members):
+            rows = [dataclasses.replace(row, unit=VAL_LOSS) if row.metric == VAL_LOSS else row for row in rows]
         reports.append(_report(text, groups, rows, delta))
     notes = [OTHER_TEXT] if len(reports) > 1 else []
     notes += [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
-    notes += [f"{run.path} {OWN_UNIT}" for run in finished if _is_plain(summaries[run.path])]
     for run in finished:
         changes = summaries[run.path].get("changed_on_resume", [])
         notes += [f"changed on resume: {run.path}, {change}" for change in changes]
@@ -156,7 +156,7 @@ def _report(text: str, groups: Sequence[Group], rows: Sequence[Row], delta: floa
         kind="runs",
         name=text,
         metric=metric,
-        unit=METRICS[metric].unit,
+        unit=next((row.unit for row in rows if row.metric == metric), METRICS[metric].unit),
         baseline=groups[0].name,
         delta=delta,
         alpha=ALPHA,

@@ -37,3 +37,31 @@ def test_losses_that_follow_the_load_are_named_unless_a_repeated_run_says_no(fol
         found.append(result(AGAIN, 0, losses[0] + moved, 1.0))
     notes = program.notes({each.run: each for each in found})
     assert any("varies with the load of the machine" in note for note in notes) == warns
+
+
+@pytest.mark.parametrize(
+    ("losses", "outputs", "is_ignored"),
+    [
+        ((3.1, 3.1), ("a", "a"), True),
+        ((3.1, 3.2), ("a", "a"), False),  # the metric is in a file, and the program prints the same
+        ((3.1, 3.1), ("a", "b"), False),  # a coarse metric
+        ((3.1, 3.1, 3.1), ("a", "b", "c"), True),
+    ],
+)
+def test_a_seed_does_nothing_only_if_metric_and_output_are_the_same(losses, outputs, is_ignored):
+    seeds = range(len(losses))
+    command = SimpleNamespace(reseed=False, trees={BASELINE: SimpleNamespace(hash="1"), "x": SimpleNamespace(hash="2")})
+    experiment = SimpleNamespace(
+        metric="loss", first_seed=0, command=command, variants={}, seeds=lambda count: range(count)
+    )
+    program = CommandProgram(SimpleNamespace(experiment=experiment))
+    found = {
+        RunKey(BASELINE, seed): Result(
+            RunKey(BASELINE, seed), Path("x"), losses[seed], "", {"output": outputs[seed]}, program
+        )
+        for seed in seeds
+    }
+    assert bool(program.problem(found)) == is_ignored
+    other = Result(RunKey("x", 0), Path("x"), losses[-1], "", {"output": outputs[0]}, program)
+    same_effect = "x: the change has no effect" in program.problem({**found, other.run: other})
+    assert same_effect == (not is_ignored and losses[-1] == losses[0])

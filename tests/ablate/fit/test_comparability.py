@@ -56,6 +56,7 @@ def variant(name="variant", *, data=None, trainer=None, architecture=None, text=
     [
         ({"architecture": {"initializer_range": 0.1}}, "changes model.architecture.initializer_range: a pair starts"),
         ({"data": {"seed": 2}}, "changes data.seed: a pair needs the same batches and validation text"),
+        ({"data": {"path": "b.txt"}}, "changes data.path: a pair validates the same text: prepare both texts, and let"),
         ({"data": {"tokenizer": "char"}}, "changes data.tokenizer: losses per token cannot be compared"),
         ({"data": {"tokenizer": "char"}, "text": (999, 3)}, "changes data.tokenizer: a pair needs the same batches"),
         ({"trainer": {"max_epochs": 2}}, "changes trainer.max_epochs: a pair needs the same batches"),
