@@ -56,7 +56,7 @@ from lightning_llm.cli.subcommand import OneLineParser, Subcommand
 from lightning_llm.io.config_file import read_config
 from lightning_llm.io.console import Console
 from lightning_llm.io.trust import add_trust_option
-from lightning_llm.io.untrusted import printable
+from lightning_llm.io.untrusted import printable, shown
 from lightning_llm.statistics.power import SPREADS
 
 if TYPE_CHECKING:
@@ -272,6 +272,10 @@ def _content(options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
     if options.experiment is not None:
         if compared:
             option = option_named(next(iter(compared)), COMMAND_LINE)
+            if "=" in options.experiment:
+                change = options.experiment
+                advice = f"--vary {change} is a second variant, and --with {change} a further change of the first"
+                raise ValueError(f"{shown(change)} is no experiment file; give each change its own option: {advice}")
             raise ValueError(f"{option} is in place of a file: leave it out, or {options.experiment}")
         content = read_config(Path(options.experiment))
         source = options.experiment

@@ -313,6 +313,10 @@ def test_the_command_line_names_its_variants(folder, monkeypatch):
     [
         (["run"], "give an experiment's FILE, or --baseline CONFIG and at least one --vary"),
         (["run", "exp.yaml", "--vary", "a=1"], "--vary is in place of a file: leave it out, or exp.yaml"),
+        (
+            ["run", "b=2", "--vary", "a=1"],
+            "'b=2' is no experiment file; give each change its own option: --vary b=2 is a second",
+        ),
         (["run", "--baseline", "a.yaml", "--with", "a=1"], "give it after the --vary whose variant it belongs to"),
         (["run", "--baseline", "a.yaml", "--vary", "a.b=1", "--metric", "luck"], "metric is 'luck', expected val_loss"),
         (

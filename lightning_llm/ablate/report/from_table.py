@@ -1,5 +1,6 @@
 """The report of a table of losses that somebody has already: the same rows and sentences, without runs."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -171,6 +172,12 @@ def _of_frame(frame: Any, metric: str | None) -> Losses:
     return table_of(records, SOURCE, places, null=math.nan).losses(metric)
 
 
+def _counts(values: Sequence[float]) -> bool:
+    """Whether numbers are whole and each is one more than the one before, as those of runs are."""
+    steps = {b - a for a, b in itertools.pairwise(values)}
+    return len(values) > 2 and steps == {1.0} and float(values[0]).is_integer()
+
+
 def _sides(losses: Losses, baseline: str, unpaired: bool) -> tuple[list[Seed], dict[str, list[float]]]:
     """The seeds of the pairs, none without pairs, and the losses of each variant in their order; checked."""
     source, by_variant = losses.source, losses.by_variant
@@ -184,6 +191,12 @@ def _sides(losses: Losses, baseline: str, unpaired: bool) -> tuple[list[Seed], d
             raise ValueError(f"{source} has no run of {shown(name)}")
         if len(runs) > MOST_RUNS:
             raise ValueError(f"{source} has {len(runs)} runs of {shown(name)}, expected at most {MOST_RUNS}")
+    counters = [name for name, runs in by_variant.items() if name != baseline and _counts([*runs.values()])]
+    if counters and not losses.has_seeds:
+        counter = counters[0]
+        first, *_, last = by_variant[counter].values()
+        found = f"{shown(counter)} counts its rows, from {first:g} to {last:g}"
+        raise ValueError(f"{source}: {found}, so these are no losses: call this column seed, or leave it out")
     seeds: list[Seed] = []
     if unpaired:
         sides = {name: list(runs.values()) for name, runs in by_variant.items()}

@@ -207,6 +207,11 @@ SHORT = {"baseline": BASELINE, "gelu": GELU[:7]}
         ),
         ({}, {}, r"baseline \(--baseline\) must be one of its variants, and it has none: losses has"),
         ({"baseline": BASELINE}, {}, "losses has only 'baseline': it needs the losses of a variant too"),
+        (
+            {"baseline": BASELINE, "trial": range(len(BASELINE))},
+            {},
+            "losses: 'trial' counts its rows, from 0 to 7, so these are no losses: call this column seed",
+        ),
         (ONE, {}, "losses has one seed per variant, .*: train each variant with 4 seeds or more; .* power"),
         ({"baseline": BASELINE, "gelu": [3.1]}, {"unpaired": True}, "losses has one run of 'gelu', which"),
         (SHORT, {}, "has 7 runs of 'gelu' and 8 of 'baseline', and every pair needs both: write nan"),
