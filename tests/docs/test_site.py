@@ -48,7 +48,7 @@ def test_the_readme_is_the_home(site):
     assert 'src="images/verdicts.png"' in home
     assert 'srcset="images/verdicts-dark.png"' in home
     assert (site / "images" / "verdicts-dark.png").is_file()
-    assert 'href="quickstart.html"' in home
+    assert 'href="first-steps.html"' in home
     assert 5 < len(re.findall("<tr>", home)) <= 1 + len(next(iter(comparison().values())))
 
 
@@ -96,7 +96,7 @@ def test_a_fault_ends_the_build(tmp_path):
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "lightning_llm").symlink_to(ROOT / "lightning_llm")
-    for name in ("configs", "tests", "notebooks"):
+    for name in ("benchmarks", "configs", "tests", "notebooks"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / "README.md").write_text("[x](docs/nowhere.md)")
