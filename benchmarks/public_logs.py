@@ -37,20 +37,19 @@ def table_of_loops(loops: list[dict[str, Any]]) -> str:
     """A row for each log, and one for their sums."""
     found = list(audits(loops))
     lines = [
-        "| log | tries with a value | failed | kept | kept by chance alone | p | decided otherwise | code that ran "
-        "twice |",
-        "|---|---|---|---|---|---|---|---|",
+        "| log | tries with a value | failed | kept | kept by chance alone | p | decided otherwise |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, of in found:
         chance = f"{of.chance_keeps.mean:.1f}, at most {of.chance_keeps.most}"
         p = "<0.0001" if of.chance_keeps.p < 1e-4 else f"{of.chance_keeps.p:.4f}"
-        cells = [name, of.tries, of.failed, of.keeps, chance, p, of.unlike_rule, len(of.reruns)]
+        cells = [name, of.tries, of.failed, of.keeps, chance, p, of.unlike_rule]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     each = [of for _, of in found]
     mean = sum(of.chance_keeps.mean for of in each)
-    sums = [[of.tries, of.failed, of.keeps, of.unlike_rule, len(of.reruns)] for of in each]
-    tries, failed, keeps, otherwise, reruns = map(sum, zip(*sums, strict=True))
-    lines.append(f"| all | {tries} | {failed} | {keeps} | {mean:.1f} | | {otherwise} | {reruns} |")
+    sums = [[of.tries, of.failed, of.keeps, of.unlike_rule] for of in each]
+    tries, failed, keeps, otherwise = map(sum, zip(*sums, strict=True))
+    lines.append(f"| all | {tries} | {failed} | {keeps} | {mean:.1f} | | {otherwise} |")
     return "\n".join(lines)
 
 

@@ -123,6 +123,7 @@ class Audit:
         chance_gain: Gain of useless tries, in standard deviations of one run.
         noise: Of one run; ``None``: not known.
         steps: Kept tries that were better than the best before.
+        names_code: Whether the log names the code of its runs; if not, none is known to have run several times.
         reruns: Names of code that ran several times.
         unlike_reruns: Those whose rows have different descriptions.
         suspects: Descriptions that speak of the seed or of the evaluation.
@@ -149,6 +150,7 @@ class Audit:
     chance_gain: ChanceGain
     noise: Noise | None
     steps: list[Step]
+    names_code: bool
     reruns: list[str]
     unlike_reruns: list[str]
     suspects: list[str]
@@ -359,6 +361,7 @@ def _audit(table: Table, metric: str, sign: float, runs: Sequence[Try], noise: f
         chance_gain=chance.chance_gain(len(later)),
         noise=chance.noise_of(values) if noise is None else Noise(noise),
         steps=steps,
+        names_code=bool(groups),
         reruns=list(repeated),
         unlike_reruns=[name for name, group in repeated.items() if len({run.description for run in group}) > 1],
         suspects=[run.description for run in runs if COMPARED.search(run.description)],
@@ -435,7 +438,7 @@ def _gain_lines(found: Audit) -> Iterator[str]:
     )
     noise = found.noise
     if noise is None:
-        why = "No code ran twice"
+        why = "No code ran twice" if found.names_code else "The log does not name the code of its runs"
         if found.reruns:
             why = f"All runs of {listed(found.reruns)} have the same value, perhaps with the same seed"
         yield (

@@ -219,3 +219,11 @@ def test_wrong_logs_are_one_line(log, text, options, problem):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as found:
         audit(log(text), **options)
     assert problem in str(found.value)
+
+
+def test_a_log_that_names_no_code_says_so_and_not_that_none_ran_twice(tmp_path):
+    rows = ["trial,loss,status", "1,3.0,keep", "2,2.9,keep", "3,2.95,discard"]
+    (tmp_path / "log.csv").write_text("\n".join(rows))
+    assert "The log does not name the code of its runs, so this" in str(audit(tmp_path / "log.csv"))
+    (tmp_path / "log.csv").write_text("\n".join(rows).replace("trial", "commit"))
+    assert "No code ran twice, so this" in str(audit(tmp_path / "log.csv"))

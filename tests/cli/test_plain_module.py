@@ -112,6 +112,8 @@ def test_a_plain_module_trains_resumes_with_the_same_batches_and_is_listed(folde
     assert capsys.readouterr().out.count("finished") == 2
     assert main([*FIT, "--trainer.run_dir=slow", "--model.lr=0.01"]) == 0
     capsys.readouterr()
+    assert main(["compare", "whole", "parts", "--format=json"]) == 0  # one group, no comparison
+    assert '"unit": "val_loss"' in capsys.readouterr().out
     assert main(["compare", "whole", "slow", "--format=markdown"]) == 0
     printed = capsys.readouterr().out
     assert "val_loss" in printed

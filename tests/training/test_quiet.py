@@ -44,3 +44,4 @@ def test_a_run_in_python_prints_no_notes_of_lightning_and_its_end_is_known(tmp_p
     words = [sys.executable, "-m", "lightning_llm", "runs"]
     listed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True).stdout
     assert listed.count("finished") == 2
+    assert "killed" not in listed

@@ -122,9 +122,11 @@ def compare_runs(names: Sequence[str], baseline: str | None, delta: float | None
         results = [(run, metric_values(run.path, summaries[run.path])) for run in members]
         groups = group_runs(results, summaries, tokenizers)
         rows = rows_of_groups(groups, summaries, delta=delta, must_pair=must_pair)
-        if any(_is_plain(summaries[run.path]) for run in members):
-            rows = [dataclasses.replace(row, unit=VAL_LOSS) if row.metric == VAL_LOSS else row for row in rows]
-        reports.append(_report(text, groups, rows, delta))
+        report = _report(text, groups, rows, delta)
+        if any(_is_plain(summaries[run.path]) for run in members):  # its loss has the unit that the module gives it
+            report.unit = VAL_LOSS
+            report.rows = [dataclasses.replace(row, unit=row.metric) if row.metric == VAL_LOSS else row for row in rows]
+        reports.append(report)
     notes = [OTHER_TEXT] if len(reports) > 1 else []
     notes += [THREADS_DIFFER] if len({run.options.get(THREADS) for run in finished} - {None}) > 1 else []
     for run in finished:
@@ -156,7 +158,7 @@ def _report(text: str, groups: Sequence[Group], rows: Sequence[Row], delta: floa
         kind="runs",
         name=text,
         metric=metric,
-        unit=next((row.unit for row in rows if row.metric == metric), METRICS[metric].unit),
+        unit=METRICS[metric].unit,
         baseline=groups[0].name,
         delta=delta,
         alpha=ALPHA,

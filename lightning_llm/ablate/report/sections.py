@@ -17,7 +17,7 @@ from lightning_llm.ablate.report.record import EFFECTS, ReportRecord, Row, Varia
 from lightning_llm.ablate.words import milliseconds, percent, signed, tested_in_words
 from lightning_llm.io.units import MIB, shown_duration
 from lightning_llm.training.callbacks.memory_breakdown import POINTS, difference
-from lightning_llm.training.metrics import METRICS, RECALL, VAL_LOSS
+from lightning_llm.training.metrics import METRICS, RECALL
 
 WIDEST = 28  # characters of a column of memory; longer names stand above the table
 TENSORS_ONLY = (
@@ -510,9 +510,8 @@ def _memory(report: ReportRecord) -> Section:
 def _groups_table(report: ReportRecord) -> Table:
     known = [name for name in METRICS if any(name in variant.means for variant in report.variants.values())]
     several = any(variant.seeds != variant.runs for variant in report.variants.values())
-    titles = {name: f"{METRICS[name].title},\n{METRICS[name].unit}" for name in known}
-    if report.unit == VAL_LOSS and VAL_LOSS in titles:  # a plain LightningModule logs it in a unit of its own
-        titles[VAL_LOSS] = VAL_LOSS
+    units = {name: METRICS[name].unit for name in known} | {report.metric: report.unit}
+    titles = {name: name if units[name] == name else f"{METRICS[name].title},\n{units[name]}" for name in known}
     head = ["runs", *(["seeds"] if several else []), *titles.values()]
     rows = []
     for name, variant in report.variants.items():
