@@ -168,6 +168,7 @@ class Asserts(nn.Module):
             "Width",
             "it takes (dim, mult=4): name its arguments in init_args, such as {dim: ${hidden_size}}",
         ),
+        ("mlp", "Attributes", "it takes (config): name its arguments in init_args, such as {config: {class_path: …"),
         ("loss", "Attributes", "Attributes(config, **arguments), where config is the ModelConfig"),
         ("norm", "Asserts", "Asserts(size, *, eps, **arguments), where size and eps are numbers"),
         ("norm", "Asserts", "its constructor failed: AssertionError: 7 heads"),

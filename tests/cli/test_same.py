@@ -34,6 +34,14 @@ class Wrong(SwiGLU):
         return super().forward(Scaled.apply(x) if self.layer == 1 else x)
 
 
+class InFloat32(SwiGLU):
+    def __init__(self, config):
+        super().__init__(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x):
+        return super().forward(x.float().to(x.dtype))
+
+
 def right(part, x):
     return part.down_proj(F.silu(part.gate_proj(x)) * part.up_proj(x))
 
@@ -95,6 +103,22 @@ def test_one_percent_is_named_with_its_layer(config, capsys):
     assert "layers.1.mlp differs first, in backward (gradient of its input): its error is 0.01 in 64-true" in verdict
     marked = [line.split()[0] for line in lines if line.endswith("differs first")]
     assert marked == ["layers.1.mlp"]
+
+
+def test_a_part_that_computes_in_float32_is_taken_for_one(config, capsys):
+    words = [
+        "--vary",
+        "model.architecture.mlp=same_parts.InFloat32",
+        "--vary",
+        "model.architecture.mlp=same_parts.Wrong",
+    ]
+    assert main(["same", "--config", config(), *words]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if " differs first, in " in line]
+    hint = "may be that of a part which computes in float32"
+    assert [(line.partition(":")[0], hint in line) for line in lines] == [
+        ("mlp=same_parts.InFloat32", True),
+        ("mlp=same_parts.Wrong", False),
+    ]
 
 
 def test_a_function_of_the_users(config, capsys):
